@@ -1,0 +1,22 @@
+"""How much memory a computation takes, so that chunks can bound it."""
+
+import jax
+
+
+def intermediate_bytes(function, *args) -> int:
+  """Bounds the temporaries of `function` from above, by tracing it.
+
+  The sum over every intermediate result; the compiler, which fuses and frees,
+  needs less.
+  """
+  jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+  return sum(
+    v.aval.size * v.aval.dtype.itemsize
+    for equation in jaxpr.eqns
+    for v in equation.outvars
+  )
+
+
+def tree_bytes(tree) -> int:
+  """Returns the bytes of the arrays (or shapes) in `tree`."""
+  return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))

@@ -1,0 +1,22 @@
+"""The model a user brings: four pure functions."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+Params = Any  # A pytree of arrays; each leaf is one "layer" of the paper.
+
+
+class Model(NamedTuple):
+  """A model and its loss, as pure functions of a parameter pytree.
+
+  `apply` treats the examples of a batch independently (no batch statistics):
+  the rows of a batch may include other clients' examples with weight zero.
+  """
+
+  init: Callable[[jax.Array], Params]  # key -> params
+  apply: Callable[[Params, jax.Array], jax.Array]  # params, x [N, ...]
+  loss: Callable[[jax.Array, jax.Array], jax.Array]  # outputs, y -> [N]
+  # key, outputs [N, ...] -> y [N], drawn from the predictive distribution.
+  sample: Callable[[jax.Array, jax.Array], jax.Array] | None = None
