@@ -54,7 +54,7 @@ class FedAvg:
 
 
 def batch(fed: FedAvg, examples: packing.Examples, key: jax.Array):
-  """Returns one local step's examples and their weights, which sum to one.
+  """Returns the examples of one local step.
 
   Args:
     fed: the configuration.
@@ -62,7 +62,8 @@ def batch(fed: FedAvg, examples: packing.Examples, key: jax.Array):
     key: the step's key.
 
   Returns:
-    x [Q, ...], y [Q, ...], weight [Q]: Q = L, or min(batch_size, L).
+    x [Q, ...], y [Q, ...], own [Q]: Q = L, or min(batch_size, L) drawn without
+    replacement; rows that are not `own` do not count.
   """
   x, y, first, count = examples
   limit = x.shape[0]
@@ -73,8 +74,7 @@ def batch(fed: FedAvg, examples: packing.Examples, key: jax.Array):
     size = min(fed.batch_size, limit)
     index, own = rng.choose(key, count, size=size, limit=limit)
     x, y = x[first + index], y[first + index]
-    count = jnp.minimum(count, size)
-  return x, y, own / jnp.maximum(count, 1)  # 0, not NaN, for nobody
+  return x, y, own
 
 
 def local_training(model: types.Model, fed: FedAvg):
@@ -89,9 +89,11 @@ def local_training(model: types.Model, fed: FedAvg):
     i = 0 … m-1 as leaves [M, ...]); `key` belongs to (round, client).
   """
 
-  def loss(params, x, y, weight):
+  def loss(params, x, y, own):
     per_example = model.loss(model.apply(params, x), y)
-    return jnp.vdot(weight.astype(per_example.dtype), per_example)
+    own = own.astype(per_example.dtype)
+    # An empty lane has no examples: its loss is 0, not NaN.
+    return jnp.vdot(own, per_example) / jnp.maximum(own.sum(), 1)
 
   def train(params, examples, key):
     def step(carry, i):

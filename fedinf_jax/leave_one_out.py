@@ -1,6 +1,6 @@
-"""Exact FIP (Definition 1): replay the training without the removed clients.
+r"""Exact FIP (Definition 1): replay the training without the removed clients.
 
-    ε_t^{r,*} = w_t(C → C \\ r) − w_t
+    ε_t^{r,*} = w_t(C → C \ r) − w_t
 
 All removals run as one batched computation beside the actual training.
 """
@@ -14,8 +14,6 @@ import numpy as np
 
 from fedinf_jax import fedavg
 from fedinf_jax import tree
-
-CHUNK_BYTES = 512 * 2**20  # Bounds the temporaries of one chunk of removals.
 
 
 class Removals(NamedTuple):
@@ -64,14 +62,14 @@ def removals(
 def removed(who: Removals, clients: jax.Array) -> jax.Array:
   """Returns whether each removal takes each client out: [...] -> [E, ...]."""
   if who.mask is None:
-    return who.rows.reshape((-1,) + (1,) * clients.ndim) == clients
+    return jax.vmap(lambda row: row == clients)(who.rows)
   return who.mask[:, clients]
 
 
 def replay_round(train, *, chunk: int):
-  """Builds one round of the replay for all removals at once.
+  r"""Builds one round of the replay for all removals at once.
 
-      w_t^(r) = Σ_{k ∈ C_t \\ r} n_k / N(C_t \\ r) · w_{t,m}^k(w_{t-1}^(r))
+      w_t^(r) = Σ_{k ∈ C_t \ r} n_k / N(C_t \ r) · w_{t,m}^k(w_{t-1}^(r))
 
   A removal whose cohort is empty sits the round out: w_t^(r) = w_{t-1}^(r).
 
@@ -86,8 +84,8 @@ def replay_round(train, *, chunk: int):
     `waves` is int [W, G], `size_class` [W] and `counts` [W, G].
   """
 
-  def one_removal(model, keep, waves, size_class, counts):
-    shares = fedavg.weights((counts * keep).reshape(-1), _dtype(model))
+  def one_removal(model, counts, waves, size_class):
+    shares = fedavg.weights(counts.reshape(-1), _dtype(model))
 
     def wave(total, inputs):
       wave, size_class, share = inputs
@@ -99,18 +97,19 @@ def replay_round(train, *, chunk: int):
     return lax.scan(wave, zero, inputs)[0]
 
   def step(models, params, who, round_, waves, size_class, counts):
-    keep = ~removed(who, waves)  # [E, W, G]
-    together = jax.vmap(one_removal, (0, 0, None, None, None))
+    kept = jnp.where(removed(who, waves), 0, counts[None])  # [E, W, G]
+    together = jax.vmap(one_removal, (0, 0, None, None))
     trained = _map_chunks(
-      lambda args: together(*args, waves, size_class, counts),
-      (models, keep),
+      lambda args: together(*args, waves, size_class),
+      (models, kept),
       chunk,
     )
-    empty = (counts * keep).sum((1, 2)) == 0
+    empty = kept.sum((1, 2)) == 0
     models = tree.select(empty, models, trained)
     # Until its first client is drawn a removal changes nothing: no rounding
     # may say otherwise.
-    return tree.select(round_ >= who.first, models, params)
+    everyone = tree.repeat(params, len(who.rows))
+    return tree.select(round_ >= who.first, models, everyone)
 
   return step
 
@@ -123,13 +122,6 @@ def _map_chunks(function, rows, chunk):
   split = lambda a: a.reshape(num_rows // chunk, chunk, *a.shape[1:])
   mapped = lax.map(function, jax.tree.map(split, rows))
   return jax.tree.map(lambda a: a.reshape(num_rows, *a.shape[2:]), mapped)
-
-
-def chunk_size(num_rows: int, bytes_per_row: int, budget: int = CHUNK_BYTES):
-  """Returns how many rows to treat at once: equal chunks within `budget`."""
-  fitting = max(1, budget // max(1, bytes_per_row))
-  num_chunks = -(-num_rows // fitting)
-  return -(-num_rows // max(1, num_chunks))
 
 
 def _dtype(params):

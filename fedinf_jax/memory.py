@@ -2,6 +2,8 @@
 
 import jax
 
+CHUNK_BYTES = 512 * 2**20  # What the temporaries of one chunk may take.
+
 
 def intermediate_bytes(function, *args) -> int:
   """Bounds the temporaries of `function` from above, by tracing it.
@@ -20,3 +22,10 @@ def intermediate_bytes(function, *args) -> int:
 def tree_bytes(tree) -> int:
   """Returns the bytes of the arrays (or shapes) in `tree`."""
   return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
+
+
+def chunk_size(num_rows: int, bytes_per_row: int) -> int:
+  """Returns how many rows to treat at once: even chunks within CHUNK_BYTES."""
+  fitting = max(1, CHUNK_BYTES // bytes_per_row)
+  num_chunks = -(-num_rows // fitting)
+  return -(-num_rows // num_chunks)

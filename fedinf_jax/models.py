@@ -1,6 +1,7 @@
 """Models of the paper's experiments, and the way in for any Flax module."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from flax import linen as nn

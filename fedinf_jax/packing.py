@@ -18,6 +18,7 @@ from fedinf_jax import rng
 from fedinf_jax.data import federated
 
 MAX_CLASSES = 8  # Each class is compiled once; compile time bounds them.
+MIN_ROWS = 16  # Fewer rows than this cost no less time.
 MAX_CANDIDATES = 512  # Distinct sizes considered as class boundaries.
 GOOD_PADDING = 0.2  # Stop adding classes, or widening waves, at this share.
 
@@ -68,7 +69,6 @@ def take(packed: Clients, client: jax.Array, size: int) -> Examples:
   examples, so no model meets an input that its user did not supply; their
   weight is zero.
   """
-  # A class is the size of some client, so size <= N and the slice fits.
   start = jnp.minimum(packed.offset[client], packed.x.shape[0] - size)
   read = lambda a: lax.dynamic_slice_in_dim(a, start, size)
   return Examples(
@@ -147,8 +147,10 @@ def schedule(
       float(1 - needed / computed),
     )
 
+  # No class is larger than the data: `take` reads a slice of it.
+  candidates = num_examples.clip(min(MIN_ROWS, num_examples.sum()))
   for num_classes in range(1, MAX_CLASSES + 1):
-    classes = size_classes(num_examples, num_classes)
+    classes = size_classes(candidates, num_classes)
     narrow = arrange(classes, lanes=1)
     if narrow.padding <= GOOD_PADDING or len(classes) < num_classes:
       break

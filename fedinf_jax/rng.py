@@ -59,7 +59,7 @@ def client_key(key, round_, words):
 
 @jax.jit
 def _priorities(key, round_, words):
-  draw = lambda w: jax.random.bits(client_key(key, round_, w), (2,))
+  draw = lambda w: jax.random.bits(client_key(key, round_, w), (2,), jnp.uint32)
   return jax.vmap(draw)(words)
 
 
@@ -104,7 +104,9 @@ def choose(key, count, *, size, limit):
     index int32 [size]; valid bool [size], true in the first min(size, count).
   """
   j = jnp.arange(limit, dtype=jnp.int32)
-  bits = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i)))(j)
+  bits = jax.vmap(
+    lambda i: jax.random.bits(jax.random.fold_in(key, i), dtype=jnp.uint32)
+  )(j)
   priority = jnp.where(j < count, (bits >> 1).astype(jnp.int32), -1)
   _, index = jax.lax.top_k(priority, size)
   return index, jnp.arange(size) < count

@@ -1,9 +1,11 @@
 """A federated run and, beside it, what it would be without each client."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
+from typing import NamedTuple
 
 import jax
 from jax import lax
@@ -27,6 +29,7 @@ class State(NamedTuple):
   round: jax.Array  # int32 [], rounds done
   params: types.Params  # w_t
   replay: types.Params | None  # w_t^(r) of the replayed rows, leaves [E, ...]
+  rows: jax.Array | None  # int32 [E], which removals they are; -1 is padding
   diverged: jax.Array  # int32 [], first client of a non-finite model; or -1
 
 
@@ -36,8 +39,6 @@ class Simulator(NamedTuple):
   init: Callable[[], State]
   # step(state, rounds=1) -> state. The state given is used up (donated).
   step: Callable[..., State]
-  finish: Callable[[State], "Run"]
-  schedule: packing.Schedule
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,6 +56,18 @@ class Run:
   exact_eps: types.Params | None
   exact_rows: np.ndarray | None
   model: types.Model
+
+  @classmethod
+  def of(cls, model: types.Model, state: State) -> "Run":
+    """Reads a run off its state, after any round."""
+    if state.rows is None:
+      return cls(state.params, None, None, model)
+    rows = np.asarray(state.rows)
+    rows = rows[rows >= 0]
+    eps = jax.tree.map(
+      lambda a, w: a[: len(rows)] - w[None], state.replay, state.params
+    )
+    return cls(state.params, eps, rows, model)
 
   def influence(self, metric, x, y, of: str = "exact") -> jax.Array:
     """Returns F(w + ε) − F(w), the influence of each removal on a metric.
@@ -78,16 +91,18 @@ class Run:
         'of="exact" needs a run with exact=True or a list of rows'
       )
     x, y = jnp.asarray(x), jnp.asarray(y)
-    forward = functools.partial(self.model.apply, self.params)
-    per_row = memory.intermediate_bytes(forward, x) + memory.tree_bytes(
-      self.params
-    )
-    num_rows = jax.tree.leaves(self.exact_eps)[0].shape[0]
-    chunk = leave_one_out.chunk_size(num_rows, per_row)
+    per_row = memory.intermediate_bytes(self.model.apply, self.params, x)
+    per_row += memory.tree_bytes(self.params)
+    chunk = memory.chunk_size(len(self.exact_rows), per_row)
     return _influence(
-      self.params, self.exact_eps, x, y,
-      model=self.model, metric=metric, chunk=chunk,
-    )  # fmt: skip
+      self.params,
+      self.exact_eps,
+      x,
+      y,
+      model=self.model,
+      metric=metric,
+      chunk=chunk,
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("model", "metric", "chunk"))
@@ -96,7 +111,7 @@ def _influence(params, eps, x, y, *, model, metric, chunk):
   with jax.default_matmul_precision("highest"):
     score = lambda w: metric(model.apply(w, x), y)
     moved = lambda e: score(jax.tree.map(jnp.add, params, e))
-    return lax.map(moved, eps, batch_size=chunk) - score(params)
+    return lax.map(moved, eps, batch_size=chunk) - score(params)[None]
 
 
 def simulator(
@@ -111,78 +126,7 @@ def simulator(
   seed: int = 0,
   replay_chunk: int | None = None,
 ) -> Simulator:
-  """Prepares a run; takes the arguments of `simulate`.
-
-  Returns:
-    A `Simulator`: `init() -> state`, `step(state, rounds=1) -> state`, which
-    advances by that many rounds in one compiled program (the same program for
-    any number), and `finish(state) -> Run`.
-  """
-  cohorts = _checked_cohorts(cohorts, data, fed, seed)
-  mask, rows = _checked_removals(removals, exact, data.num_clients)
-  params = model.init(_key(seed, rng.Stream.INIT)) if params is None else params
-  if jnp.issubdtype(data.x.dtype, jnp.floating):
-    params = tree.cast(params, data.x.dtype)  # The data's dtype rules the run.
-
-  schedule = packing.schedule(cohorts, data.num_examples, fed.batch_size)
-  packed = packing.clients(data)
-  waves = jnp.asarray(schedule.clients), jnp.asarray(schedule.size_class)
-  if len(rows):
-    if replay_chunk is None:
-      per_row = _bytes_per_removal(model, params, packed, schedule, fed)
-      replay_chunk = leave_one_out.chunk_size(len(rows), per_row)
-    replay_chunk = min(replay_chunk, len(rows))
-    who = leave_one_out.removals(
-      mask, rows, cohorts, data.num_clients, replay_chunk
-    )
-  else:
-    who = None
-  advance = _advance(model, fed, schedule.sizes, replay_chunk)
-  batch_key = _key(seed, rng.Stream.BATCH)
-
-  def init():
-    copies = None
-    if who is not None:
-      copies = jax.tree.map(
-        lambda a: jnp.repeat(a[None], len(who.rows), 0), params
-      )
-    # Copied: `step` donates its state, and `params` may be the caller's.
-    own = jax.tree.map(jnp.array, params)
-    return State(jnp.int32(0), own, copies, jnp.int32(-1))
-
-  def step(state, rounds=1):
-    done = int(state.round)
-    if not 0 < rounds <= fed.rounds - done:
-      raise ValueError(
-        f"rounds is {rounds}; {fed.rounds - done} of {fed.rounds} are left"
-      )
-    state = advance(state, packed, waves, who, batch_key, done + rounds)
-    if state.diverged >= 0:
-      raise ValueError(
-        f"round {int(state.round)}: the local model of client"
-        f" {data.ids[int(state.diverged)]!r} is not finite; a smaller learning"
-        " rate may help"
-      )
-    return state
-
-  def finish(state):
-    if who is None:
-      return Run(state.params, None, None, model)
-    eps = jax.tree.map(
-      lambda a, w: a[: len(rows)] - w, state.replay, state.params
-    )
-    return Run(state.params, eps, rows, model)
-
-  return Simulator(init, step, finish, schedule)
-
-
-def simulate(
-  model: types.Model,
-  data: federated.FederatedData,
-  fed: fedavg.FedAvg,
-  **kwargs,
-) -> Run:
-  """Trains by FedAvg and replays the training without each client.
+  """Prepares training by FedAvg and the replay without each client.
 
   Args:
     model: what to train.
@@ -197,17 +141,79 @@ def simulate(
     replay_chunk: removals replayed at once; None: as memory allows.
 
   Returns:
-    A `Run`.
-
-  Raises:
-    ValueError: naming the argument, client or round at fault.
+    The pair (init, step): `init() -> state`; `step(state, rounds=1) -> state`
+    advances by that many rounds in one compiled program, the same for any
+    number of rounds. `Run.of(model, state)` reads the result.
   """
-  run = simulator(model, data, fed, **kwargs)
-  return run.finish(run.step(run.init(), fed.rounds))
+  if (
+    isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32
+  ):
+    raise ValueError(f"seed is {seed!r}; it must be an integer in 0 … 2^32 - 1")
+  cohorts = _checked_cohorts(cohorts, data, fed, seed)
+  mask, rows = _checked_removals(removals, exact, data.num_clients)
+  params = _checked_params(params, model, seed)
+  if jnp.issubdtype(data.x.dtype, jnp.floating):
+    params = tree.cast(params, data.x.dtype)  # The data's dtype rules the run.
+
+  schedule = packing.schedule(cohorts, data.num_examples, fed.batch_size)
+  who = None
+  if len(rows):
+    if replay_chunk is None:
+      per_row = _bytes_per_removal(model, fed, params, data, schedule)
+      replay_chunk = memory.chunk_size(len(rows), per_row)
+    if replay_chunk < 1:
+      raise ValueError(f"replay_chunk is {replay_chunk}; it must be >= 1")
+    replay_chunk = min(replay_chunk, len(rows))
+    who = leave_one_out.removals(
+      mask, rows, cohorts, data.num_clients, replay_chunk
+    )
+  advance = _advance(model, fed, schedule.sizes, replay_chunk)
+  inputs = (
+    packing.clients(data),
+    (jnp.asarray(schedule.clients), jnp.asarray(schedule.size_class)),
+    who,
+    rng.stream_key(seed, rng.Stream.BATCH),
+  )
+
+  def init():
+    # Copied: `step` donates its state, and `params` may be the caller's.
+    own = jax.tree.map(jnp.array, params)
+    if who is None:
+      return State(jnp.int32(0), own, None, None, jnp.int32(-1))
+    replay = tree.repeat(params, len(who.rows))
+    return State(jnp.int32(0), own, replay, jnp.array(who.rows), jnp.int32(-1))
+
+  def step(state, rounds=1):
+    traced = isinstance(state.round, jax.core.Tracer)
+    left = None if traced else fed.rounds - int(state.round)
+    if not traced and not 0 < rounds <= left:
+      raise ValueError(
+        f"rounds is {rounds}; {left} of {fed.rounds} rounds are left"
+      )
+    state = advance(state, rounds, *inputs)
+    if not traced and int(state.diverged) >= 0:
+      raise ValueError(
+        f"round {int(state.round)}: the local model of client"
+        f" {data.ids[int(state.diverged)]!r} is not finite; a smaller learning"
+        " rate may help"
+      )
+    return state
+
+  return Simulator(init, step)
 
 
-def _key(seed, stream):
-  return rng.stream_key(seed, stream)
+def simulate(
+  model: types.Model,
+  data: federated.FederatedData,
+  fed: fedavg.FedAvg,
+  **options,
+) -> Run:
+  """Trains by FedAvg and replays the training without each client.
+
+  Takes the arguments of `simulator` and runs all its rounds.
+  """
+  init, step = simulator(model, data, fed, **options)
+  return Run.of(model, step(init(), fed.rounds))
 
 
 def _advance(model, fed, sizes, replay_chunk):
@@ -237,10 +243,11 @@ def _advance(model, fed, sizes, replay_chunk):
       )
     culprit = waves.reshape(-1)[jnp.argmin(finite)]
     diverged = jnp.where(finite.all(), -1, culprit)
-    return State(round_, params, replay, diverged)
+    return State(round_, params, replay, state.rows, diverged)
 
   @functools.partial(jax.jit, donate_argnums=0)
-  def advance(state, packed, schedule, who, key, stop):
+  def advance(state, rounds, packed, schedule, who, key):
+    stop = jnp.minimum(state.round + rounds, fed.rounds)
     # Accelerators multiply matrices in less than float32 unless told.
     with jax.default_matmul_precision("highest"):
       return lax.while_loop(
@@ -252,18 +259,38 @@ def _advance(model, fed, sizes, replay_chunk):
   return advance
 
 
-def _bytes_per_removal(model, params, packed, schedule, fed):
+def _bytes_per_removal(model, fed, params, data, schedule):
   """Bounds the temporaries that one removal adds to a round of the replay."""
   size = schedule.sizes[-1]
   rows = schedule.clients.shape[2] * min(size, fed.batch_size or size)
   x, y = (
     jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype)
-    for a in (packed.x, packed.y)
+    for a in (data.x, data.y)
   )
   step = jax.grad(lambda w, x, y: model.loss(model.apply(w, x), y).mean())
-  return memory.intermediate_bytes(step, params, x, y) + 4 * memory.tree_bytes(
-    params
+  temporaries = memory.intermediate_bytes(step, params, x, y)
+  return temporaries + 4 * memory.tree_bytes(params)
+
+
+def _checked_params(params, model, seed):
+  """Returns w_0: drawn from the seed, or the caller's if it fits the model."""
+  key = rng.stream_key(seed, rng.Stream.INIT)
+  if params is None:
+    return model.init(key)
+  expected, treedef = jax.tree.flatten_with_path(
+    jax.eval_shape(model.init, key)
   )
+  leaves, given = jax.tree.flatten(params)
+  if given != treedef:
+    raise ValueError(f"params: the model has {treedef}, not {given}")
+  for (path, shape), leaf in zip(expected, leaves, strict=True):
+    if shape.shape != np.shape(leaf):
+      name = jax.tree_util.keystr(path, simple=True, separator="/")
+      raise ValueError(
+        f"params: {name} has shape {list(np.shape(leaf))}; the model's is"
+        f" {list(shape.shape)}"
+      )
+  return jax.tree.map(jnp.asarray, params)
 
 
 def _checked_cohorts(cohorts, data, fed, seed):
@@ -316,6 +343,6 @@ def _checked_removals(removals, exact, num_clients):
     len(rows) and not np.issubdtype(rows.dtype, np.integer)
   ):
     raise ValueError("exact must be True, False or a list of rows of removals")
-  if len(rows) and not (0 <= rows.min() and rows.max() < num_removals):
+  if len(rows) and not (rows.min() >= 0 and rows.max() < num_removals):
     raise ValueError(f"exact: rows run from 0 to {num_removals - 1}")
   return removals, rows.astype(int)

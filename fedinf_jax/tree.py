@@ -24,13 +24,15 @@ def weighted_sum(weights, tree):
 
 
 def select(condition, on_true, on_false):
-  """Picks whole rows: condition [R], leaves [R, ...] or broadcastable."""
+  """Picks row by row: condition [R], leaves [R, ...]."""
+  pick = jax.vmap(lambda c, a, b: jnp.where(c, a, b))
+  return jax.tree.map(lambda a, b: pick(condition, a, b), on_true, on_false)
+
+
+def repeat(tree, times):
+  """Repeats every leaf along a new axis: [...] -> [times, ...]."""
   return jax.tree.map(
-    lambda a, b: jnp.where(
-      condition.reshape(condition.shape + (1,) * (a.ndim - 1)), a, b
-    ),
-    on_true,
-    on_false,
+    lambda a: jnp.broadcast_to(a[None], (times, *a.shape)), tree
   )
 
 

@@ -1,7 +1,8 @@
 """The model a user brings: four pure functions."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
+from typing import NamedTuple
 
 import jax
 

@@ -105,13 +105,18 @@ class FederatedData:
       self.num_classes,
     )
 
+  def positions(self, ids: Sequence[Any]) -> list[int]:
+    """Returns where the clients with these ids stand."""
+    where = {str(i): k for k, i in enumerate(self.ids)}
+    for i in ids:
+      if str(i) not in where:
+        raise ValueError(f"no client has the id {i!r}")
+    return [where[str(i)] for i in ids]
+
   def without(self, ids: Sequence[Any]) -> "FederatedData":
     """Returns the data with the named clients left out."""
-    gone = {str(i) for i in ids}
-    unknown = gone - {str(i) for i in self.ids}
-    if unknown:
-      raise ValueError(f"without: no client has the id {sorted(unknown)[0]!r}")
-    return self.take([k for k, i in enumerate(self.ids) if str(i) not in gone])
+    gone = set(self.positions(ids))
+    return self.take([k for k in range(self.num_clients) if k not in gone])
 
   def split(
     self, train_fraction: float, seed: int

@@ -1,0 +1,148 @@
+"""FederatedData: what goes in comes out, and what is wrong is named."""
+
+import hypothesis
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+import numpy as np
+import pytest
+
+import fedinf_jax as fi
+
+make = fi.FederatedData.from_clients
+
+
+def good(n=3, features=2):
+  return np.ones((n, features)), np.zeros(n, int)
+
+
+NAN = np.array([[1.0, 2.0], [np.nan, 0.0]])
+BAD = {
+  "no clients": ([], {}, "clients is empty"),
+  "empty client": ([good(), good(0)], {}, "client 1: has no examples"),
+  "not a pair": ([good(), 7], {}, r"client 1: expected a pair \(x, y\)"),
+  "lengths": (
+    [(np.ones((3, 2)), np.zeros(2, int))],
+    {},
+    "client 0: x has 3 examples but y has 2",
+  ),
+  "shapes": ([good(), good(features=5)], {}, "client 1: x has examples of"),
+  "dtypes": (
+    [good(), (np.ones((3, 2)), np.zeros(3))],
+    {},
+    "client 1: y is float64, client 0's is int64",
+  ),
+  "ragged rows": ([([[1.0], [1.0, 2.0]], [0, 1])], {}, "client 0: x is not a"),
+  "text": ([(np.array([["a"]]), [0])], {}, "client 0: x is not a rectangular"),
+  "scalar": ([(np.float64(3), [0])], {}, "client 0: x is a scalar"),
+  "nan pixel": (
+    [good(), (NAN, [0, 1])],
+    {"ids": ["a", "b"]},
+    r"client 'b': x has a value that is not finite \(example 1\)",
+  ),
+  "nan target": ([(np.ones((1, 2)), [np.inf])], {}, "client 0: y has a value"),
+  "label too large": (
+    [good(), (np.ones((2, 2)), [0, 3])],
+    {"num_classes": 3},
+    r"client 1: y has a label outside 0 … 2 \(example 1\)",
+  ),
+  "label negative": (
+    [(np.ones((1, 2)), [-1])],
+    {"num_classes": 3},
+    "client 0: y has a label outside",
+  ),
+  "label float": (
+    [(np.ones((1, 2)), [1.0])],
+    {"num_classes": 3},
+    "num_classes=3 asks for one integer label",
+  ),
+  "id twice": ([good(), good()], {"ids": ["1", 1]}, "ids: '1' occurs twice"),
+  "id missing": ([good(), good()], {"ids": ["a"]}, "ids has 1 entries for 2"),
+  "id kind": ([good()], {"ids": [None]}, "ids: None is neither"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_names_what_is_wrong(name):
+  clients, kwargs, message = BAD[name]
+  with pytest.raises(ValueError, match=message):
+    make(clients, **kwargs)
+
+
+def test_keeps_every_example_in_place():
+  clients = [(np.full((n, 2), n, np.float32), np.arange(n)) for n in (2, 5, 1)]
+  data = make(clients, ids=["a", 7, "c"], num_classes=5)
+  assert (data.num_clients, data.ids) == (3, ("a", 7, "c"))
+  np.testing.assert_array_equal(data.num_examples, [2, 5, 1])
+  for k, (x, y) in enumerate(clients):
+    np.testing.assert_array_equal(data.client(k)[0], x)
+    np.testing.assert_array_equal(data.client(k)[1], y)
+    assert data.client(k)[0].dtype == np.float32
+  np.testing.assert_array_equal(data.pooled()[1], [0, 1, 0, 1, 2, 3, 4, 0])
+  left = data.without(["7"])
+  assert left.ids == ("a", "c")
+  np.testing.assert_array_equal(left.pooled()[1], [0, 1, 0])
+  with pytest.raises(ValueError, match="no client has the id 'z'"):
+    data.without(["z"])
+  with pytest.raises(ValueError, match="positions run from 0 to 2"):
+    data.client(3)
+
+
+def test_split_is_a_partition_by_id():
+  data = make(
+    [(np.arange(n)[:, None] + 100.0 * n, np.arange(n)) for n in (1, 5, 30)],
+    ids=["one", "five", "thirty"],
+  )
+  train, test = data.split(0.9, seed=3)
+  assert train.ids == data.ids and test.ids == ("five", "thirty")
+  np.testing.assert_array_equal(train.num_examples, [1, 4, 27])
+  both = np.concatenate([train.x, test.x]).ravel()
+  np.testing.assert_array_equal(np.sort(both), np.sort(data.x.ravel()))
+  again, _ = data.take([2, 0, 1]).split(0.9, seed=3)
+  np.testing.assert_array_equal(again.client(0)[0], train.client(2)[0])
+  other, _ = data.split(0.9, seed=4)
+  assert (other.client(2)[0] != train.client(2)[0]).any()
+  with pytest.raises(ValueError, match=r"train_fraction is 1\.5"):
+    data.split(1.5, seed=0)
+  with pytest.raises(ValueError, match="leaves no client a test example"):
+    data.take([0]).split(0.5, seed=0)
+
+
+ARRAYS = st.one_of(
+  hnp.arrays(
+    st.sampled_from([np.float32, np.float64, np.int64, np.uint8, np.bool_]),
+    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3),
+  ),
+  st.lists(st.lists(st.floats(), max_size=2), max_size=3),
+  st.none(),
+  st.text(max_size=2),
+  st.integers(),
+)
+
+
+@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.given(
+  st.lists(st.one_of(st.tuples(ARRAYS, ARRAYS), ARRAYS), max_size=3),
+  st.one_of(st.none(), st.integers(-1, 4)),
+)
+def test_hostile_input_is_packed_or_refused_by_name(clients, num_classes):
+  try:
+    data = make(clients, num_classes=num_classes)
+  except ValueError as error:
+    assert "client" in str(error)
+    return
+  assert data.num_clients == len(clients)
+  assert (data.num_examples > 0).all()
+  for k, (x, y) in enumerate(clients):
+    np.testing.assert_array_equal(data.client(k)[0], np.asarray(x))
+    np.testing.assert_array_equal(data.client(k)[1], np.asarray(y))
+
+
+def test_an_integer_too_wide_is_refused(enable_x32):
+  del enable_x32
+  with pytest.raises(
+    ValueError, match="client 0: x has an integer beyond int32"
+  ):
+    make([(np.array([[2**40]]), [0])])
+  with pytest.raises(ValueError, match="client 0: x has a value that is not"):
+    make([(np.array([[1e300]]), [0])])
+  assert make([good()]).x.dtype == np.float32

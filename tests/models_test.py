@@ -1,0 +1,138 @@
+"""The models are those of LEAF and of the paper."""
+
+from flax import linen as nn
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedinf_jax as fi
+from fedinf_jax import models
+from fedinf_jax import tree
+from tests import jaxprs
+
+SIZES = {
+  "setting1": (fi.models.logreg(60, 5), 305),
+  "setting2": (
+    fi.models.cnn(widths=(4, 8), dense=32, activation=None, pool="stride"),
+    15_534,
+  ),
+  "setting3": (fi.models.cnn(), 57_694),
+  "smallest": (fi.models.cnn(widths=(2, 4), dense=16), 4_462),
+  "leaf": (fi.models.cnn(**fi.models.LEAF_CNN), 6_603_710),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_number_of_parameters(name):
+  model, expected = SIZES[name]
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  assert tree.num_parameters(shapes) == expected
+
+
+def test_kernels_are_glorot_uniform_and_biases_zero():
+  params = jax.jit(SIZES["setting3"][0].init)(jax.random.key(0))
+  fans = {"conv1": 25 * 9, "conv2": 25 * 24, "dense1": 848, "dense2": 126}
+  for name, fan in fans.items():
+    bound = np.sqrt(6 / fan)
+    kernel = np.abs(params[name]["kernel"])
+    assert 0.9 * bound < kernel.max() <= bound
+    assert not params[name]["bias"].any()
+
+
+@pytest.mark.parametrize("pool", ["max", "avg", "stride"])
+@pytest.mark.parametrize("activation", ["relu", None])
+def test_cnn_equals_flax_convolutions_and_pools(pool, activation):
+  class Plain(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      act = nn.relu if activation else lambda a: a
+      for i, width in enumerate((3, 4)):
+        strides = 2 if pool == "stride" else 1
+        x = act(nn.Conv(width, (5, 5), strides=strides, name=f"conv{i + 1}")(x))
+        if pool != "stride":
+          reduce = nn.max_pool if pool == "max" else nn.avg_pool
+          x = reduce(x, (2, 2), strides=(2, 2))
+      x = act(nn.Dense(6, name="dense1")(x.reshape(x.shape[0], -1)))
+      return nn.Dense(62, name="dense2")(x)
+
+  x = jnp.asarray(np.random.default_rng(0).uniform(size=(5, 28, 28, 1)))
+  ours = models.cnn(widths=(3, 4), dense=6, activation=activation, pool=pool)
+  plain = models.from_flax(Plain(), x, models.cross_entropy)
+  params = tree.cast(jax.jit(ours.init)(jax.random.key(1)), jnp.float64)
+  loss = lambda model: (
+    lambda w: model.loss(model.apply(w, x), jnp.arange(5)).sum()
+  )
+  np.testing.assert_allclose(
+    jax.jit(ours.apply)(params, x), jax.jit(plain.apply)(params, x), atol=1e-12
+  )
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12),
+    jax.jit(jax.grad(loss(ours)))(params),
+    jax.jit(jax.grad(loss(plain)))(params),
+  )
+
+
+@pytest.mark.parametrize("pool", ["avg", "stride"])
+def test_cnn_1_is_one_linear_map(pool):
+  model = models.cnn(widths=(2, 3), dense=4, activation=None, pool=pool)
+  params = tree.cast(jax.jit(model.init)(jax.random.key(0)), jnp.float64)
+  a, b = np.random.default_rng(0).uniform(size=(2, 1, 28, 28, 1))
+  f = lambda x: jax.jit(model.apply)(params, x)
+  np.testing.assert_allclose(f(a + b), f(a) + f(b) - f(0 * a), atol=1e-12)
+
+
+def test_leaf_logreg_has_a_sigmoid_on_its_logits():
+  convex, leaf = models.logreg(4, 3), models.logreg(4, 3, "sigmoid")
+  params = convex.init(jax.random.key(0))
+  x = np.random.default_rng(0).normal(size=(6, 4))
+  np.testing.assert_allclose(
+    leaf.apply(params, x), 1 / (1 + np.exp(-convex.apply(params, x)))
+  )
+  with pytest.raises(ValueError, match="'sigmoyd' is not a function"):
+    models.logreg(4, 3, "sigmoyd")
+  with pytest.raises(ValueError, match="pool is 'mean'"):
+    models.cnn(pool="mean")
+
+
+def test_labels_are_sampled_from_the_predictive_distribution():
+  model = models.logreg(2, 3)
+  logits = jnp.log(jnp.array([0.5, 0.2, 0.3]))
+  outputs = jnp.broadcast_to(logits, (20_000, 3))
+  labels = model.sample(jax.random.key(0), outputs)
+  share = np.bincount(labels, minlength=3) / 20_000
+  np.testing.assert_allclose(share, [0.5, 0.2, 0.3], atol=0.018)  # 5 sd
+
+
+def test_no_model_has_a_scatter_or_gather_in_its_gradient():
+  for name in ("setting1", "setting2", "setting3"):
+    model, _ = SIZES[name]
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    x = jnp.zeros((2, 60) if name == "setting1" else (2, 28, 28, 1))
+    loss = lambda w, model=model, x=x: model.loss(
+      model.apply(w, x), jnp.zeros(2, int)
+    ).sum()
+    text = str(jax.make_jaxpr(jax.grad(loss))(params))
+    assert " gather[" not in text and "scatter" not in text
+
+
+def test_a_module_with_batch_statistics_is_refused():
+  module = nn.Sequential([nn.Dense(3), nn.BatchNorm(use_running_average=True)])
+  model = models.from_flax(module, np.zeros((1, 2)), models.cross_entropy)
+  with pytest.raises(ValueError, match=r"Sequential keeps .*\(batch_stats\)"):
+    model.init(jax.random.key(0))
+
+
+def test_patches_are_shared_by_all_models():
+  # vmapped over models, the first layer is one product without a batch axis.
+  model = models.cnn(widths=(2, 3), dense=4)
+  params = jax.eval_shape(
+    jax.vmap(model.init), jax.random.split(jax.random.key(0), 5)
+  )
+  x = jnp.zeros((2, 28, 28, 1))
+  jaxpr = jax.make_jaxpr(jax.vmap(model.apply, (0, None)))(params, x)
+  dots = [
+    e for e in jaxprs.equations(jaxpr.jaxpr) if e.primitive is lax.dot_general_p
+  ]
+  assert dots[0].params["dimension_numbers"][1] == ((), ())
