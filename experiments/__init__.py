@@ -1,0 +1,1 @@
+"""Binaries: flags in, files and tables out."""

@@ -1,0 +1,17 @@
+"""A first look: setting1_convex scaled down to 200 clients and 100 rounds.
+
+python -m experiments.run
+
+Two cores: about 20 seconds, imports and compilation included.
+"""
+
+from experiments.configs import setting1_convex
+
+
+def get_config():
+  """Returns the configuration."""
+  config = setting1_convex.get_config()
+  config.data.num_clients = 200
+  config.fed.rounds = 100
+  config.fed.learning_rate = 0.03  # A tenth of the rounds, ten times the step.
+  return config

@@ -1,0 +1,57 @@
+"""Starts a binary: what a user got wrong is one line and exit code 2."""
+
+import pathlib
+import sys
+
+from absl import app
+from absl import flags
+from ml_collections import config_flags
+
+CONFIGS = pathlib.Path(__file__).parent / "configs"
+
+
+def define_config(default):
+  """Defines --config, a recipe of ours by default."""
+  try:
+    return config_flags.DEFINE_config_file(
+      "config", str(CONFIGS / f"{default}.py"), "The recipe to run."
+    )
+  except AttributeError as error:
+    # It reads the command line already here, overrides and all.
+    _refuse(f"--config has no such key: {error}")
+
+
+def run(main):
+  """Runs `main` under absl, turning user errors into one line on stderr."""
+  try:
+    app.run(_guarded(main), flags_parser=_parse)
+  except KeyboardInterrupt:
+    print("interrupted", file=sys.stderr)
+    sys.exit(130)
+
+
+def _parse(argv):
+  try:
+    # Warnings only, unless the command line says otherwise.
+    left = flags.FLAGS([argv[0], "--verbosity=-1", *argv[1:]])
+  except flags.Error as error:
+    _refuse(error)
+  if len(left) > 1:
+    _refuse(f"unexpected argument {left[1]!r}; flags start with --")
+  return left
+
+
+def _guarded(main):
+  def call(argv):
+    try:
+      main(argv)
+    except (ValueError, OSError) as error:
+      _refuse(error)
+
+  return call
+
+
+def _refuse(error):
+  message = " ".join(str(error).split())
+  print(f"error: {message}", file=sys.stderr)
+  sys.exit(2)
