@@ -1,6 +1,7 @@
 """Federated averaging (Section 2 of the paper): local training, aggregation."""
 
 import dataclasses
+import functools
 
 import jax
 from jax import lax
@@ -53,17 +54,20 @@ class FedAvg:
     return self.client_optimizer or optax.sgd(self.learning_rate)
 
 
-def batch(fed: FedAvg, examples: packing.Examples, key: jax.Array):
+def batch(
+  fed: FedAvg, examples: packing.Examples, draws: rng.Draws, step: jax.Array
+):
   """Returns the examples of one local step.
 
   Args:
     fed: the configuration.
     examples: the client's slice, L rows.
-    key: the step's key.
+    draws: the client's draws of this round.
+    step: [] which local step.
 
   Returns:
     x [Q, ...], y [Q, ...], own [Q]: Q = L, or min(batch_size, L) drawn without
-    replacement; rows that are not `own` do not count.
+    replacement. Only `own` rows count; they are neighbours.
   """
   x, y, first, count = examples
   limit = x.shape[0]
@@ -72,9 +76,18 @@ def batch(fed: FedAvg, examples: packing.Examples, key: jax.Array):
     own = (row >= 0) & (row < count)
   else:
     size = min(fed.batch_size, limit)
+    key = draws.key(rng.Stream.BATCH, step)
     index, own = rng.choose(key, count, size=size, limit=limit)
     x, y = x[first + index], y[first + index]
   return x, y, own
+
+
+def step_loss(model: types.Model, params, x, y, own) -> jax.Array:
+  """Returns L(w, D), the mean loss over the rows that are `own`."""
+  per_example = model.loss(model.apply(params, x), y)
+  own = own.astype(per_example.dtype)
+  # An empty lane has no examples: its loss is 0, not NaN.
+  return jnp.vdot(own, per_example) / jnp.maximum(own.sum(), 1)
 
 
 def local_training(model: types.Model, fed: FedAvg):
@@ -85,23 +98,16 @@ def local_training(model: types.Model, fed: FedAvg):
   (or the optimiser's step in place of -η∇L).
 
   Returns:
-    train(params, examples, key) -> (w_{t,m}^k, the iterates w_{t,i}^k for
-    i = 0 … m-1 as leaves [M, ...]); `key` belongs to (round, client).
+    train(params, examples, draws) -> (w_{t,m}^k, the iterates w_{t,i}^k for
+    i = 0 … m-1 as leaves [M, ...]).
   """
+  gradient = jax.grad(functools.partial(step_loss, model))
 
-  def loss(params, x, y, own):
-    per_example = model.loss(model.apply(params, x), y)
-    own = own.astype(per_example.dtype)
-    # An empty lane has no examples: its loss is 0, not NaN.
-    return jnp.vdot(own, per_example) / jnp.maximum(own.sum(), 1)
-
-  def train(params, examples, key):
+  def train(params, examples, draws):
     def step(carry, i):
       w, opt_state = carry
-      gradient = jax.grad(loss)(
-        w, *batch(fed, examples, jax.random.fold_in(key, i))
-      )
-      update, opt_state = fed.optimizer.update(gradient, opt_state, w)
+      g = gradient(w, *batch(fed, examples, draws, i))
+      update, opt_state = fed.optimizer.update(g, opt_state, w)
       return (optax.apply_updates(w, update), opt_state), w
 
     start = params, fed.optimizer.init(params)
@@ -111,28 +117,30 @@ def local_training(model: types.Model, fed: FedAvg):
   return train
 
 
-def wave_training(model: types.Model, fed: FedAvg, sizes: tuple[int, ...]):
-  """Builds the local training of a wave, vmapped over its clients.
+def over_wave(function, sizes: tuple[int, ...]):
+  """Builds what every client of a wave does, vmapped over the wave.
+
+  Args:
+    function: (operand, examples, draws) -> result, of one client.
+    sizes: rows of the size classes.
 
   Returns:
-    train(params, packed, key, round_, clients [G], size_class) -> the local
-    models w_{t,m}^k, leaves [G, ...]; `key` is that of the batch stream.
+    call(operand, packed, root, round_, wave [G], size_class) -> results, leaves
+    [G, ...].
   """
-  train_one = local_training(model, fed)
 
-  def of_size(size, params, packed, key, round_, wave):
+  def of_size(size, operand, packed, root, round_, wave):
     slices = [packing.take(packed, client, size) for client in wave]
     examples = jax.tree.map(lambda *lanes: jnp.stack(lanes), *slices)
-    keys = jax.vmap(rng.client_key, (None, None, 0))(
-      key, round_, packed.words[wave]
-    )
-    return jax.vmap(train_one, (None, 0, 0))(params, examples, keys)[0]
+    draws = rng.Draws(root, round_, packed.words[wave])
+    lanes = rng.Draws(None, None, 0)
+    return jax.vmap(function, (None, 0, lanes))(operand, examples, draws)
 
-  def train(params, packed, key, round_, wave, size_class):
-    branches = [lambda *args, size=size: of_size(size, *args) for size in sizes]
-    return lax.switch(size_class, branches, params, packed, key, round_, wave)
+  def call(operand, packed, root, round_, wave, size_class):
+    branches = [functools.partial(of_size, size) for size in sizes]
+    return lax.switch(size_class, branches, operand, packed, root, round_, wave)
 
-  return train
+  return call
 
 
 def weights(counts: jax.Array, dtype) -> jax.Array:

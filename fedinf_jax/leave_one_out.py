@@ -17,10 +17,10 @@ from fedinf_jax import tree
 
 
 class Removals(NamedTuple):
-  """The removals to replay, padded to whole chunks with rows of nobody."""
+  """Sets of clients to take out."""
 
-  rows: jax.Array  # int32 [E]; the row's number, or -1 for padding
-  mask: jax.Array | None  # bool [E, K + 1]; None: row r removes client r
+  rows: jax.Array  # int32 [E], numbers of the removals
+  mask: jax.Array | None  # bool [E, K + 1]; None: removal r is client r alone
   first: jax.Array  # int32 [E], the first round (1-based) that misses a client
 
 
@@ -29,41 +29,37 @@ def removals(
   rows: np.ndarray,
   cohorts: np.ndarray,
   num_clients: int,
-  chunk: int,
 ) -> Removals:
-  """Prepares `rows` of the removals for replay.
+  """Prepares some of the removals.
 
   Args:
     mask: bool [R, K]; None: leave-one-out, for which no matrix is ever built.
     rows: int [E] rows of it.
     cohorts: int [T, B].
     num_clients: K.
-    chunk: removals a chunk.
   """
   rounds = len(cohorts)
   met = np.full(num_clients, rounds + 1)  # The first round of each client.
   np.minimum.at(met, cohorts, np.arange(1, rounds + 1)[:, None])
-  padding = -len(rows) % chunk
   if mask is None:
     first = met[rows]
   else:
-    mask = np.pad(mask[rows], ((0, padding), (0, 1)))
-    first = np.where(mask[: len(rows), :-1], met, rounds + 1).min(1)
-  pad = lambda a, value: jnp.asarray(
-    np.pad(a, (0, padding), constant_values=value), jnp.int32
-  )
+    first = np.where(mask[rows], met, rounds + 1).min(1)
+    mask = jnp.asarray(np.pad(mask[rows], ((0, 0), (0, 1))))  # Nobody stays.
   return Removals(
-    pad(rows, -1),
-    None if mask is None else jnp.asarray(mask),
-    pad(first, rounds + 1),
+    jnp.asarray(rows, jnp.int32), mask, jnp.asarray(first, jnp.int32)
   )
 
 
-def removed(who: Removals, clients: jax.Array) -> jax.Array:
-  """Returns whether each removal takes each client out: [...] -> [E, ...]."""
+def counts_left(
+  who: Removals, clients: jax.Array, counts: jax.Array
+) -> jax.Array:
+  """Returns n_k [k ∉ r] for every removal: [...] -> [E, ...]."""
   if who.mask is None:
-    return jax.vmap(lambda row: row == clients)(who.rows)
-  return who.mask[:, clients]
+    removed = jax.vmap(lambda row: row == clients)(who.rows)
+  else:
+    removed = who.mask[:, clients]
+  return jnp.where(removed, 0, counts[None])
 
 
 def replay_round(train, *, chunk: int):
@@ -84,44 +80,29 @@ def replay_round(train, *, chunk: int):
     `waves` is int [W, G], `size_class` [W] and `counts` [W, G].
   """
 
-  def one_removal(model, counts, waves, size_class):
-    shares = fedavg.weights(counts.reshape(-1), _dtype(model))
-
-    def wave(total, inputs):
-      wave, size_class, share = inputs
-      local = train(model, wave, size_class)
-      return jax.tree.map(jnp.add, total, tree.weighted_sum(share, local)), None
-
-    zero = jax.tree.map(jnp.zeros_like, model)
-    inputs = waves, size_class, shares.reshape(counts.shape)
-    return lax.scan(wave, zero, inputs)[0]
-
   def step(models, params, who, round_, waves, size_class, counts):
-    kept = jnp.where(removed(who, waves), 0, counts[None])  # [E, W, G]
-    together = jax.vmap(one_removal, (0, 0, None, None))
-    trained = _map_chunks(
-      lambda args: together(*args, waves, size_class),
-      (models, kept),
-      chunk,
-    )
-    empty = kept.sum((1, 2)) == 0
-    models = tree.select(empty, models, trained)
+    def one_removal(row):
+      model, counts = row
+      shares = fedavg.weights(counts.reshape(-1), _dtype(model))
+
+      def add_wave(total, inputs):
+        wave, size_class, share = inputs
+        part = tree.weighted_sum(share, train(model, wave, size_class))
+        return jax.tree.map(jnp.add, total, part), None
+
+      zero = jax.tree.map(jnp.zeros_like, model)
+      inputs = waves, size_class, shares.reshape(counts.shape)
+      return lax.scan(add_wave, zero, inputs)[0]
+
+    left = counts_left(who, waves, counts)  # [E, W, G]
+    trained = tree.map_rows(one_removal, (models, left), chunk)
+    models = tree.select(left.sum((1, 2)) == 0, models, trained)
     # Until its first client is drawn a removal changes nothing: no rounding
     # may say otherwise.
     everyone = tree.repeat(params, len(who.rows))
     return tree.select(round_ >= who.first, models, everyone)
 
   return step
-
-
-def _map_chunks(function, rows, chunk):
-  """Applies `function` to `rows` (leaves [E, ...]), `chunk` rows at a time."""
-  num_rows = jax.tree.leaves(rows)[0].shape[0]
-  if num_rows == chunk:
-    return function(rows)
-  split = lambda a: a.reshape(num_rows // chunk, chunk, *a.shape[1:])
-  mapped = lax.map(function, jax.tree.map(split, rows))
-  return jax.tree.map(lambda a: a.reshape(num_rows, *a.shape[2:]), mapped)
 
 
 def _dtype(params):

@@ -115,7 +115,10 @@ def size_classes(sizes: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def schedule(
-  cohorts: np.ndarray, num_examples: np.ndarray, batch_size: int | None
+  cohorts: np.ndarray,
+  num_examples: np.ndarray,
+  batch_size: int | None,
+  max_lanes: int | None = None,
 ) -> Schedule:
   """Arranges the cohorts in waves.
 
@@ -125,6 +128,7 @@ def schedule(
     cohorts: int [T, B].
     num_examples: [K], the n_k.
     batch_size: a step computes on at most this many rows a client.
+    max_lanes: the widest wave allowed; None: the cohort.
   """
   num_clients, cohort_size = len(num_examples), cohorts.shape[1]
   sizes = np.append(num_examples, 0)
@@ -154,7 +158,7 @@ def schedule(
     narrow = arrange(classes, lanes=1)
     if narrow.padding <= GOOD_PADDING or len(classes) < num_classes:
       break
-  for lanes in range(cohort_size, 1, -1):
+  for lanes in range(min(max_lanes or cohort_size, cohort_size), 1, -1):
     wide = arrange(classes, lanes)
     if wide.padding <= GOOD_PADDING:
       return wide

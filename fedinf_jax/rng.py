@@ -7,6 +7,7 @@ is what makes a counterfactual run comparable with the actual one.
 
 import enum
 import hashlib
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ class Stream(enum.IntEnum):
   PARTITION = 6
   CORRUPT = 7
   GLYPHS = 8
+  LANCZOS = 9
 
 
 def id_words(ids):
@@ -55,6 +57,19 @@ def client_key(key, round_, words):
   """Returns the key of (round, client): `words` is a row of `id_words`."""
   key = jax.random.fold_in(key, round_)
   return jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
+
+
+class Draws(NamedTuple):
+  """Whose draws these are: one client's, in one round of one run."""
+
+  root: jax.Array  # the run's key, from its seed
+  round: jax.Array  # int32 []
+  words: jax.Array  # uint32 [2], the hashed id
+
+  def key(self, stream: Stream, step: jax.Array) -> jax.Array:
+    """Returns the key of one local step's draw."""
+    key = jax.random.fold_in(self.root, int(stream))
+    return jax.random.fold_in(client_key(key, self.round, self.words), step)
 
 
 @jax.jit

@@ -12,15 +12,21 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from fedinf_jax import checks
+from fedinf_jax import curvature
 from fedinf_jax import fedavg
+from fedinf_jax import influence
 from fedinf_jax import leave_one_out
 from fedinf_jax import memory
 from fedinf_jax import metrics
 from fedinf_jax import packing
 from fedinf_jax import rng
+from fedinf_jax import tangent
 from fedinf_jax import tree
 from fedinf_jax import types
 from fedinf_jax.data import federated
+
+UPLOAD_BYTES = 2**30  # What uploads held at once may take.
 
 
 class State(NamedTuple):
@@ -28,9 +34,10 @@ class State(NamedTuple):
 
   round: jax.Array  # int32 [], rounds done
   params: types.Params  # w_t
+  estimators: dict[str, influence.EstimatorState]
   replay: types.Params | None  # w_t^(r) of the replayed rows, leaves [E, ...]
-  rows: jax.Array | None  # int32 [E], which removals they are; -1 is padding
-  diverged: jax.Array  # int32 [], first client of a non-finite model; or -1
+  rows: jax.Array | None  # int32 [E], which removals they are
+  diverged: jax.Array  # int32 [], first client of a non-finite upload; or -1
 
 
 class Simulator(NamedTuple):
@@ -47,12 +54,16 @@ class Run:
 
   Attributes:
     params: w_T.
+    eps: each estimator's FIP, leaves [R, ...].
+    health: how each estimator fared.
     exact_eps: exact FIP of `exact_rows`, leaves [E, ...]; or None.
     exact_rows: int [E], which removals were replayed; or None.
     model: the model that was trained.
   """
 
   params: types.Params
+  eps: dict[str, types.Params]
+  health: dict[str, influence.Health]
   exact_eps: types.Params | None
   exact_rows: np.ndarray | None
   model: types.Model
@@ -60,16 +71,20 @@ class Run:
   @classmethod
   def of(cls, model: types.Model, state: State) -> "Run":
     """Reads a run off its state, after any round."""
-    if state.rows is None:
-      return cls(state.params, None, None, model)
-    rows = np.asarray(state.rows)
-    rows = rows[rows >= 0]
-    eps = jax.tree.map(
-      lambda a, w: a[: len(rows)] - w[None], state.replay, state.params
+    rows, exact = None, None
+    if state.rows is not None:
+      rows = np.asarray(state.rows)
+      exact = jax.tree.map(lambda a, w: a - w[None], state.replay, state.params)
+    return cls(
+      state.params,
+      {name: s.eps for name, s in state.estimators.items()},
+      {name: influence.health(s) for name, s in state.estimators.items()},
+      exact,
+      rows,
+      model,
     )
-    return cls(state.params, eps, rows, model)
 
-  def influence(self, metric, x, y, of: str = "exact") -> jax.Array:
+  def influence(self, metric, x, y, of: str) -> jax.Array:
     """Returns F(w + ε) − F(w), the influence of each removal on a metric.
 
     For a loss, > 0 means that the loss rises without the client: it helps.
@@ -79,29 +94,24 @@ class Run:
       metric: (outputs, y) -> array; `metrics.loss` is the model's own.
       x: [N, ...] test inputs.
       y: [N, ...] test labels.
-      of: "exact", the ground truth.
+      of: the name of an estimator, or "exact", the ground truth.
 
     Returns:
-      [E, ...], one entry for each of `exact_rows`.
+      [R, ...]; for "exact" one entry for each of `exact_rows`.
     """
-    if of != "exact":
-      raise ValueError(f'of is {of!r}; this run has "exact"')
-    if self.exact_eps is None:
+    eps = self.exact_eps if of == "exact" else self.eps.get(of)
+    if eps is None:
+      known = [*self.eps, *(["exact"] if self.exact_eps is not None else [])]
       raise ValueError(
-        'of="exact" needs a run with exact=True or a list of rows'
+        f"of is {of!r}; this run has {', '.join(map(repr, known)) or 'nothing'}"
+        ' ("exact" needs exact=True or a list of rows)'
       )
     x, y = jnp.asarray(x), jnp.asarray(y)
     per_row = memory.intermediate_bytes(self.model.apply, self.params, x)
     per_row += memory.tree_bytes(self.params)
-    chunk = memory.chunk_size(len(self.exact_rows), per_row)
+    chunk = memory.chunk_size(jax.tree.leaves(eps)[0].shape[0], per_row)
     return _influence(
-      self.params,
-      self.exact_eps,
-      x,
-      y,
-      model=self.model,
-      metric=metric,
-      chunk=chunk,
+      self.params, eps, x, y, model=self.model, metric=metric, chunk=chunk
     )
 
 
@@ -111,7 +121,7 @@ def _influence(params, eps, x, y, *, model, metric, chunk):
   with jax.default_matmul_precision("highest"):
     score = lambda w: metric(model.apply(w, x), y)
     moved = lambda e: score(jax.tree.map(jnp.add, params, e))
-    return lax.map(moved, eps, batch_size=chunk) - score(params)[None]
+    return tree.map_rows(moved, eps, chunk) - score(params)[None]
 
 
 def simulator(
@@ -119,19 +129,23 @@ def simulator(
   data: federated.FederatedData,
   fed: fedavg.FedAvg,
   *,
+  estimators: dict[str, influence.Estimator] | None = None,
   exact: bool | Sequence[int] = False,
   removals: Any = None,
   cohorts: Any = None,
   params: types.Params | None = None,
   seed: int = 0,
   replay_chunk: int | None = None,
+  upload_chunk: int | None = None,
 ) -> Simulator:
-  """Prepares training by FedAvg and the replay without each client.
+  """Prepares training by FedAvg, estimates of influence, and exact replay.
 
   Args:
     model: what to train.
     data: the K clients.
     fed: how.
+    estimators: name -> `estimator(curvature, guard)`. They share the training
+      and, where they can, the uploads.
     exact: True: replay every removal; False: none; or a list of rows.
     removals: bool [R, K], a row for each set of clients taken out together;
       None: leave-one-out, R = K.
@@ -139,49 +153,79 @@ def simulator(
     params: w_0; None: drawn from the seed.
     seed: of every draw.
     replay_chunk: removals replayed at once; None: as memory allows.
+    upload_chunk: waves of participants whose uploads are held at once; None: as
+      memory allows.
 
   Returns:
     The pair (init, step): `init() -> state`; `step(state, rounds=1) -> state`
     advances by that many rounds in one compiled program, the same for any
     number of rounds. `Run.of(model, state)` reads the result.
+
+  Raises:
+    ValueError: naming the argument, client or round at fault.
   """
-  if (
-    isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32
-  ):
-    raise ValueError(f"seed is {seed!r}; it must be an integer in 0 … 2^32 - 1")
-  cohorts = _checked_cohorts(cohorts, data, fed, seed)
-  mask, rows = _checked_removals(removals, exact, data.num_clients)
-  params = _checked_params(params, model, seed)
+  checks.seed(seed)
+  checks.chunk("replay_chunk", replay_chunk)
+  checks.chunk("upload_chunk", upload_chunk)
+  estimators = checks.estimators(estimators)
+  cohorts = checks.cohorts(cohorts, data, fed, seed)
+  mask, rows = checks.removals(removals, exact, data.num_clients)
+  params = checks.params(params, model, seed)
   if jnp.issubdtype(data.x.dtype, jnp.floating):
     params = tree.cast(params, data.x.dtype)  # The data's dtype rules the run.
 
-  schedule = packing.schedule(cohorts, data.num_examples, fed.batch_size)
-  who = None
-  if len(rows):
-    if replay_chunk is None:
-      per_row = _bytes_per_removal(model, fed, params, data, schedule)
-      replay_chunk = memory.chunk_size(len(rows), per_row)
-    if replay_chunk < 1:
-      raise ValueError(f"replay_chunk is {replay_chunk}; it must be >= 1")
-    replay_chunk = min(replay_chunk, len(rows))
-    who = leave_one_out.removals(
-      mask, rows, cohorts, data.num_clients, replay_chunk
-    )
-  advance = _advance(model, fed, schedule.sizes, replay_chunk)
-  inputs = (
+  # A curvature that cannot upload makes an R × P result for each client of a
+  # wave: one at a time.
+  alone = any(not e.curvature.uploads for e in estimators.values())
+  schedule = packing.schedule(
+    cohorts, data.num_examples, fed.batch_size, max_lanes=1 if alone else None
+  )
+  linear = any(e.curvature.linear for e in estimators.values())
+  setup = curvature.Setup(
+    model,
+    fed,
+    tangent.plain_rate(fed, params) if linear else None,
+    min(schedule.sizes[-1], fed.batch_size or schedule.sizes[-1]),
+  )
+  num_removals = data.num_clients if mask is None else len(mask)
+  everyone = np.arange(num_removals)
+  slots, num_slots = _slots(cohorts, data.num_clients)
+  make = functools.partial(
+    leave_one_out.removals, mask, cohorts=cohorts, num_clients=data.num_clients
+  )
+  inputs = _Inputs(
     packing.clients(data),
-    (jnp.asarray(schedule.clients), jnp.asarray(schedule.size_class)),
-    who,
-    rng.stream_key(seed, rng.Stream.BATCH),
+    jnp.asarray(schedule.clients),
+    jnp.asarray(schedule.size_class),
+    jnp.asarray(slots),
+    make(rows=everyone) if estimators else None,
+    jnp.asarray(_hits(mask, cohorts)) if estimators else None,
+    make(rows=rows) if len(rows) else None,
+    jax.random.key(seed),
+  )
+  sizes = _sizes(setup, estimators, params, data, schedule)
+  if len(rows) and replay_chunk is None:
+    replay_chunk = memory.chunk_size(len(rows), sizes.replay_row)
+  upload_chunk = _divisor(
+    schedule.size_class.shape[1],
+    upload_chunk or max(1, UPLOAD_BYTES // max(1, sizes.upload_wave)),
+  )
+  advance = _advance(
+    setup, estimators, schedule.sizes, replay_chunk, upload_chunk
   )
 
   def init():
     # Copied: `step` donates its state, and `params` may be the caller's.
     own = jax.tree.map(jnp.array, params)
-    if who is None:
-      return State(jnp.int32(0), own, None, None, jnp.int32(-1))
-    replay = tree.repeat(params, len(who.rows))
-    return State(jnp.int32(0), own, replay, jnp.array(who.rows), jnp.int32(-1))
+    started = {
+      name: e.init(params, num_removals, num_slots)
+      for name, e in estimators.items()
+    }
+    replayed, which = None, None
+    if inputs.replayed is not None:
+      replayed = tree.repeat(params, len(rows))
+      which = jnp.array(inputs.replayed.rows)
+    return State(jnp.int32(0), own, started, replayed, which, jnp.int32(-1))
 
   def step(state, rounds=1):
     traced = isinstance(state.round, jax.core.Tracer)
@@ -190,10 +234,10 @@ def simulator(
       raise ValueError(
         f"rounds is {rounds}; {left} of {fed.rounds} rounds are left"
       )
-    state = advance(state, rounds, *inputs)
+    state = advance(state, rounds, inputs)
     if not traced and int(state.diverged) >= 0:
       raise ValueError(
-        f"round {int(state.round)}: the local model of client"
+        f"round {int(state.round)}: the upload of client"
         f" {data.ids[int(state.diverged)]!r} is not finite; a smaller learning"
         " rate may help"
       )
@@ -216,133 +260,227 @@ def simulate(
   return Run.of(model, step(init(), fed.rounds))
 
 
-def _advance(model, fed, sizes, replay_chunk):
+class _Inputs(NamedTuple):
+  """What a round reads and never changes."""
+
+  packed: packing.Clients
+  waves: jax.Array  # int32 [T, W, G]
+  size_class: jax.Array  # int32 [T, W]
+  slots: jax.Array  # int32 [K + 1], a client's place in `dropped`
+  removals: leave_one_out.Removals | None  # of the estimators, all R
+  hits: jax.Array | None  # int32 [T, H], removals that touch the cohort
+  replayed: leave_one_out.Removals | None
+  root: jax.Array  # the run's key
+
+
+def _advance(setup, estimators, sizes, replay_chunk, upload_chunk):
   """Builds the compiled loop over rounds."""
-  train_wave = fedavg.wave_training(model, fed, sizes)
+  model, fed = setup.model, setup.fed
+  train_one = fedavg.local_training(model, fed)
+  train_wave = fedavg.over_wave(lambda *args: train_one(*args)[0], sizes)
+  take_part = fedavg.over_wave(
+    _participant(setup, estimators, train_one), sizes
+  )
 
-  def one_round(state, packed, schedule, who, key):
-    waves, size_class = jax.tree.map(lambda a: a[state.round], schedule)
-    round_ = state.round + 1
-    counts = packed.count[waves]
+  def one_round(state, inputs):
+    t, round_ = state.round, state.round + 1
+    waves, size_class = inputs.waves[t], inputs.size_class[t]  # [W, G], [W]
+    counts = inputs.packed.count[waves]
+    context = inputs.packed, inputs.root, round_
+    shares = None
+    if estimators:
+      left = leave_one_out.counts_left(inputs.removals, waves, counts)
+      flat = left.reshape(len(left), -1)
+      shares = fedavg.weights(flat, _dtype(state.params)).reshape(left.shape)
+    base = fedavg.weights(counts.reshape(-1), _dtype(state.params))
 
-    def train(params, wave, size_class):
-      return train_wave(params, packed, key, round_, wave, size_class)
+    def hear_chunk(so_far, chunk):
+      waves, size_class, base, shares = chunk
+      operand = state.params, _applied_eps(estimators, state.estimators)
 
-    _, local = lax.scan(
-      lambda _, wave: (None, train(state.params, *wave)),
-      None,
-      (waves, size_class),
+      def hear_wave(_, wave):
+        return None, take_part(operand, *context, *wave)
+
+      _, (local, finite, uploads, lost) = lax.scan(
+        hear_wave, None, (waves, size_class)
+      )
+      flat = lambda a: a.reshape(-1, *a.shape[2:])
+      local, finite, uploads, lost = jax.tree.map(
+        flat, (local, finite, uploads, lost)
+      )
+      heard = {}
+      for name, e in estimators.items():
+        report = uploads[e.curvature.key] if e.curvature.uploads else lost[name]
+        participants = influence.Participants(
+          report,
+          jnp.moveaxis(shares, 2, 0).reshape(shares.shape[2], -1),
+          base.reshape(-1),
+          inputs.slots[waves].reshape(-1),
+        )
+        heard[name] = e.absorb(
+          setup,
+          state.estimators[name].eps,
+          so_far[name],
+          participants,
+          inputs.hits[t],
+        )
+      return heard, (local, finite)
+
+    split = lambda a: a.reshape(-1, upload_chunk, *a.shape[1:])
+    chunks = jax.tree.map(
+      split,
+      (
+        waves,
+        size_class,
+        base.reshape(waves.shape),
+        None if shares is None else jnp.moveaxis(shares, 0, 2),
+      ),
     )
+    begun = {n: e.begin(state.estimators[n]) for n, e in estimators.items()}
+    heard, (local, finite) = lax.scan(hear_chunk, begun, chunks)
     local = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), local)
-    finite = tree.all_finite(local)  # [B]
-    params = fedavg.aggregate(local, counts.reshape(-1))
+    params = tree.weighted_sum(base, local)
+
+    ended = {}
+    if estimators:
+      updates = jax.tree.map(lambda a, w: a - w[None], local, state.params)
+      flat = shares.reshape(len(shares), -1)
+      combinatorial = influence.combinatorial(flat, base, updates)
+      change = jax.tree.map(jnp.subtract, state.params, params)
+      empty = flat.sum(1) == 0
+      ended = {
+        name: e.end(
+          state.estimators[name],
+          heard[name],
+          round_,
+          combinatorial,
+          empty,
+          change,
+        )
+        for name, e in estimators.items()
+      }
     replay = state.replay
     if replay is not None:
+      train = lambda params, *wave: train_wave(params, *context, *wave)
       replay = leave_one_out.replay_round(train, chunk=replay_chunk)(
-        replay, params, who, round_, waves, size_class, counts
+        replay, params, inputs.replayed, round_, waves, size_class, counts
       )
-    culprit = waves.reshape(-1)[jnp.argmin(finite)]
+    culprit = waves.reshape(-1)[jnp.argmin(finite.reshape(-1))]
     diverged = jnp.where(finite.all(), -1, culprit)
-    return State(round_, params, replay, state.rows, diverged)
+    return State(round_, params, ended, replay, state.rows, diverged)
 
   @functools.partial(jax.jit, donate_argnums=0)
-  def advance(state, rounds, packed, schedule, who, key):
+  def advance(state, rounds, inputs):
     stop = jnp.minimum(state.round + rounds, fed.rounds)
     # Accelerators multiply matrices in less than float32 unless told.
     with jax.default_matmul_precision("highest"):
       return lax.while_loop(
         lambda s: (s.round < stop) & (s.diverged < 0),
-        lambda s: one_round(s, packed, schedule, who, key),
+        lambda s: one_round(s, inputs),
         state,
       )
 
   return advance
 
 
-def _bytes_per_removal(model, fed, params, data, schedule):
-  """Bounds the temporaries that one removal adds to a round of the replay."""
-  size = schedule.sizes[-1]
-  rows = schedule.clients.shape[2] * min(size, fed.batch_size or size)
+def _participant(setup, estimators, train):
+  """Builds what one participant does: train, and report what is asked for."""
+  uploading = {
+    e.curvature.key: e.curvature
+    for e in estimators.values()
+    if e.curvature.uploads
+  }
+
+  def take_part(operand, examples, draws):
+    params, eps = operand
+    local, iterates = train(params, examples, draws)
+    client = curvature.Client(iterates, examples, draws)
+    uploads = {key: c.report(setup, client) for key, c in uploading.items()}
+    lost = {}
+    for name in eps:
+      c = estimators[name].curvature
+      lost[name] = c.lost(setup, c.report(setup, client), eps[name])
+    finite = tree.is_finite((local, uploads))
+    return local, finite, uploads, lost
+
+  return take_part
+
+
+def _applied_eps(estimators, states):
+  """The ε that curvatures without an upload are applied to on the client."""
+  return {
+    name: states[name].eps
+    for name, e in estimators.items()
+    if not e.curvature.uploads
+  }
+
+
+class _Sizes(NamedTuple):
+  replay_row: int  # bytes of the temporaries of one replayed removal
+  upload_wave: int  # bytes of the uploads of one wave
+
+
+def _sizes(setup, estimators, params, data, schedule):
+  """Bounds the memory of a round's parts, to choose chunks by."""
+  lanes = schedule.clients.shape[2]
+  rows = lanes * setup.max_rows
   x, y = (
     jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype)
     for a in (data.x, data.y)
   )
-  step = jax.grad(lambda w, x, y: model.loss(model.apply(w, x), y).mean())
-  temporaries = memory.intermediate_bytes(step, params, x, y)
-  return temporaries + 4 * memory.tree_bytes(params)
-
-
-def _checked_params(params, model, seed):
-  """Returns w_0: drawn from the seed, or the caller's if it fits the model."""
-  key = rng.stream_key(seed, rng.Stream.INIT)
-  if params is None:
-    return model.init(key)
-  expected, treedef = jax.tree.flatten_with_path(
-    jax.eval_shape(model.init, key)
+  loss = lambda w, x, y: setup.model.loss(setup.model.apply(w, x), y).mean()
+  temporaries = memory.intermediate_bytes(jax.grad(loss), params, x, y)
+  train = fedavg.local_training(setup.model, setup.fed)
+  size = schedule.sizes[-1]
+  count = jax.ShapeDtypeStruct((), jnp.int32)
+  examples = packing.Examples(
+    *(
+      jax.ShapeDtypeStruct((size, *a.shape[1:]), a.dtype)
+      for a in (data.x, data.y)
+    ),
+    count,
+    count,
   )
-  leaves, given = jax.tree.flatten(params)
-  if given != treedef:
-    raise ValueError(f"params: the model has {treedef}, not {given}")
-  for (path, shape), leaf in zip(expected, leaves, strict=True):
-    if shape.shape != np.shape(leaf):
-      name = jax.tree_util.keystr(path, simple=True, separator="/")
-      raise ValueError(
-        f"params: {name} has shape {list(np.shape(leaf))}; the model's is"
-        f" {list(shape.shape)}"
-      )
-  return jax.tree.map(jnp.asarray, params)
+  words = jax.ShapeDtypeStruct((2,), jnp.uint32)
+  draws = rng.Draws(jax.eval_shape(lambda: jax.random.key(0)), count, words)
+  uploads = jax.eval_shape(
+    _participant(setup, estimators, train), (params, {}), examples, draws
+  )[2]
+  return _Sizes(
+    temporaries + 4 * memory.tree_bytes(params),
+    lanes * memory.tree_bytes(uploads),
+  )
 
 
-def _checked_cohorts(cohorts, data, fed, seed):
-  if fed.cohort_size > data.num_clients:
-    raise ValueError(
-      f"cohort_size is {fed.cohort_size} but there are only"
-      f" {data.num_clients} clients"
-    )
-  if cohorts is None:
-    words = rng.id_words(data.ids)
-    return rng.cohorts(seed, words, fed.rounds, fed.cohort_size)
-  cohorts = np.asarray(cohorts)
-  if cohorts.shape != (fed.rounds, fed.cohort_size):
-    raise ValueError(
-      f"cohorts has shape {list(cohorts.shape)}; rounds and cohort_size ask"
-      f" for {[fed.rounds, fed.cohort_size]}"
-    )
-  if not np.issubdtype(cohorts.dtype, np.integer):
-    raise ValueError(f"cohorts is {cohorts.dtype}; it must hold integers")
-  if cohorts.min() < 0 or cohorts.max() >= data.num_clients:
-    raise ValueError(f"cohorts: clients run from 0 to {data.num_clients - 1}")
-  ordered = np.sort(cohorts, axis=1)
-  twice = (ordered[:, 1:] == ordered[:, :-1]).any(1)
-  if twice.any():
-    raise ValueError(
-      f"cohorts: round {twice.argmax() + 1} names a client twice"
-    )
-  return cohorts.astype(np.int32)
+def _divisor(number, limit):
+  """Returns the largest divisor of `number` that is at most `limit`."""
+  return max(d for d in range(1, number + 1) if number % d == 0 and d <= limit)
 
 
-def _checked_removals(removals, exact, num_clients):
-  """Returns the mask [R, K] (None: leave-one-out) and the rows to replay."""
-  num_removals = num_clients
-  if removals is not None:
-    removals = np.asarray(removals)
-    if removals.dtype != bool or removals.ndim != 2 or not len(removals):
-      raise ValueError(
-        f"removals is {removals.dtype} of shape {list(removals.shape)};"
-        f" it must be bool [R, {num_clients}]"
-      )
-    if removals.shape[1] != num_clients:
-      raise ValueError(
-        f"removals has {removals.shape[1]} columns for {num_clients} clients"
-      )
-    num_removals = len(removals)
-  if isinstance(exact, bool):
-    return removals, np.arange(num_removals if exact else 0)
-  rows = np.asarray(exact)
-  if rows.ndim != 1 or (
-    len(rows) and not np.issubdtype(rows.dtype, np.integer)
-  ):
-    raise ValueError("exact must be True, False or a list of rows of removals")
-  if len(rows) and not (rows.min() >= 0 and rows.max() < num_removals):
-    raise ValueError(f"exact: rows run from 0 to {num_removals - 1}")
-  return removals, rows.astype(int)
+def _slots(cohorts, num_clients):
+  """Numbers the clients that take part more than once.
+
+  Only for them does a guard have to remember anything. The others, and nobody,
+  get the first number that is not taken.
+  """
+  times = np.bincount(cohorts.ravel(), minlength=num_clients + 1)
+  again = np.flatnonzero(times > 1)
+  slots = np.full(num_clients + 1, len(again), np.int32)
+  slots[again] = np.arange(len(again))
+  return slots, len(again)
+
+
+def _hits(mask, cohorts):
+  """Returns which removals touch each cohort, [T, H], filled up with R."""
+  if mask is None:
+    return cohorts
+  touched = [np.flatnonzero(mask[:, cohort].any(1)) for cohort in cohorts]
+  most = max(1, max(len(rows) for rows in touched))
+  fill = lambda rows: np.pad(
+    rows, (0, most - len(rows)), constant_values=len(mask)
+  )
+  return np.stack([fill(rows) for rows in touched]).astype(np.int32)
+
+
+def _dtype(params):
+  return jax.tree.leaves(params)[0].dtype

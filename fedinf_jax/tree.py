@@ -1,5 +1,7 @@
 """Pytree algebra that neither jax.tree nor optax.tree_utils has."""
 
+import functools
+
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -36,9 +38,28 @@ def repeat(tree, times):
   )
 
 
-def rows(tree, index):
-  """Returns the given rows of every leaf."""
-  return jax.tree.map(lambda a: a[index], tree)
+def map_rows(function, rows, chunk):
+  """Maps `function` over rows (leaves [R, ...]), `chunk` of them at a time.
+
+  Rows of a chunk are vmapped; chunks follow one another, to bound memory.
+  """
+  num_rows = jax.tree.leaves(rows)[0].shape[0]
+  together = jax.vmap(function)
+  if num_rows <= chunk:
+    return together(rows)
+  # Padded to whole chunks: a remainder would be a second program.
+  pad = -num_rows % chunk
+  fill = lambda a: jnp.pad(a, ((0, pad),) + ((0, 0),) * (a.ndim - 1))
+  split = lambda a: fill(a).reshape(-1, chunk, *a.shape[1:])
+  mapped = lax.map(together, jax.tree.map(split, rows))
+  return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:num_rows], mapped)
+
+
+def names(tree):
+  """Returns the leaves' names, such as "dense/kernel"."""
+  paths, _ = jax.tree.flatten_with_path(tree)
+  join = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+  return tuple(join(path) for path, _ in paths)
 
 
 def num_parameters(tree):
@@ -46,10 +67,7 @@ def num_parameters(tree):
   return sum(a.size for a in jax.tree.leaves(tree))
 
 
-def all_finite(tree):
-  """Returns, for leaves [B, ...], which rows are finite everywhere: [B]."""
-  finite = [
-    jnp.isfinite(a).reshape(a.shape[0], -1).all(1)
-    for a in jax.tree.leaves(tree)
-  ]
-  return jnp.stack(finite).all(0)
+def is_finite(tree):
+  """Returns whether every number in `tree` is finite: bool []."""
+  finite = [jnp.isfinite(a).all() for a in jax.tree.leaves(tree)]
+  return jnp.stack(finite).all()

@@ -9,6 +9,7 @@ import pytest
 import fedinf_jax as fi
 from fedinf_jax import fedavg
 from fedinf_jax import packing
+from fedinf_jax import rng
 
 GOOD = {"rounds": 3, "cohort_size": 2, "local_steps": 4, "learning_rate": 0.1}
 BAD = {
@@ -49,7 +50,8 @@ def test_local_training_and_its_iterates_on_a_quadratic():
   )
   w = jnp.ones(3)
   train = jax.jit(fedavg.local_training(quadratic(), fed))
-  local, iterates = train({"w": w}, examples, jax.random.key(0))
+  draws = rng.Draws(jax.random.key(0), jnp.int32(1), jnp.zeros(2, jnp.uint32))
+  local, iterates = train({"w": w}, examples, draws)
   mean = x[2:7].mean(0)
   expected = [mean + 0.9**i * (np.ones(3) - mean) for i in range(5)]
   np.testing.assert_allclose(local["w"], expected[4], atol=1e-14)

@@ -155,5 +155,5 @@ def test_rows_choose_what_is_replayed():
   )
   nothing = fi.simulate(model, data, fed)
   assert nothing.exact_eps is None and nothing.exact_rows is None
-  with pytest.raises(ValueError, match='of="exact" needs'):
-    nothing.influence(fi.metrics.accuracy, *data.pooled())
+  with pytest.raises(ValueError, match="this run has nothing"):
+    nothing.influence(fi.metrics.accuracy, *data.pooled(), of="exact")

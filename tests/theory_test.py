@@ -1,0 +1,237 @@
+"""γ against explicit Hessians, the three cases, and the two theorems' laws."""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedinf_jax as fi
+from fedinf_jax import theory
+from tests import reference
+
+FEATURES, CLASSES = 4, 3
+SEED, ROUND = 11, 2
+
+
+class TwoLayers(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    hidden = nn.tanh(nn.Dense(5, param_dtype=x.dtype, name="hidden")(x))
+    return nn.Dense(CLASSES, param_dtype=x.dtype, name="out")(hidden)
+
+
+SOFTMAX = fi.models.logreg(FEATURES, CLASSES)
+MLP = fi.models.from_flax(
+  TwoLayers(), np.zeros((1, FEATURES)), fi.models.cross_entropy
+)
+CURVATURE = np.array([1.0, 2.0, 4.0])
+# ½ Σ_j c_j (w_j − x_j)²: the Hessian is diag(c), at every w and client.
+QUADRATIC = fi.Model(
+  init=lambda key: {"w": jax.random.normal(key, (3,))},
+  apply=lambda params, x: params["w"][None] - x,
+  loss=lambda outputs, y: jnp.square(outputs) @ CURVATURE / 2 + 0 * y,
+)
+
+
+def make_data(features=FEATURES, dtype=np.float64, sizes=(3, 20, 20, 7)):
+  draw = np.random.default_rng(5)
+  return fi.FederatedData.from_clients(
+    [
+      (
+        draw.normal(size=(n, features)).astype(dtype),
+        draw.integers(0, CLASSES, n),
+      )
+      for n in sizes
+    ],
+    ids=[f"client-{k}" for k in range(len(sizes))],
+    num_classes=CLASSES,
+  )
+
+
+def settings(learning_rate, **changes):
+  return fi.FedAvg(
+    **{
+      "rounds": 3,
+      "cohort_size": 3,
+      "local_steps": 3,
+      "learning_rate": learning_rate,
+      **changes,
+    }
+  )
+
+
+def explicit_gamma(model, data, fed, w, cohort):
+  """γ from jax.hessian's diagonal blocks and dense eigenvalues."""
+
+  def loss(w, x, y):
+    return model.loss(model.apply(w, x), y).mean()
+
+  @jax.jit
+  def derivatives(w, x, y):
+    leaves, treedef = jax.tree.flatten(w)
+    blocks = []
+    for j, leaf in enumerate(leaves):
+
+      def of_layer(v, j=j, leaf=leaf):
+        moved = [*leaves[:j], v.reshape(leaf.shape), *leaves[j + 1 :]]
+        return loss(jax.tree.unflatten(treedef, moved), x, y)
+
+      blocks.append(jax.hessian(of_layer)(leaf.reshape(-1)))
+    return jax.grad(loss)(w, x, y), blocks
+
+  total, gamma = data.num_examples[cohort].sum(), 0
+  for k in cohort:
+    (x, y), w_i = data.client(k), w
+    product = np.ones(len(jax.tree.leaves(w)))
+    for i in range(fed.local_steps):
+      rows = np.arange(len(x))
+      if fed.batch_size is not None:
+        rows = reference.client_batch(
+          SEED, data.ids[k], ROUND, i, len(x), fed.batch_size
+        )
+      gradient, blocks = derivatives(w_i, x[rows], y[rows])
+      spectra = [np.linalg.eigvalsh(h) for h in blocks]
+      product *= [np.abs(1 - fed.learning_rate * s).max() for s in spectra]
+      w_i = jax.tree.map(lambda a, g: a - fed.learning_rate * g, w_i, gradient)
+    gamma += data.num_examples[k] / total * product
+  return gamma
+
+
+@pytest.mark.parametrize(
+  ("model", "batch_size", "learning_rate"),
+  [(SOFTMAX, None, 0.5), (SOFTMAX, 6, 5.0), (MLP, 6, 0.5)],
+  ids=["softmax", "softmax_mini_batch", "mlp_mini_batch"],
+)
+def test_gamma_equals_that_of_explicit_hessians(
+  model, batch_size, learning_rate
+):
+  data, cohort = make_data(), np.array([2, 0, 1])
+  fed = settings(learning_rate, batch_size=batch_size)
+  w = jax.tree.map(
+    lambda a: 3 * jnp.asarray(a, jnp.float64), model.init(jax.random.key(0))
+  )
+  found = theory.round_theory(model, data, fed, w, cohort, ROUND, seed=SEED)
+  expected = explicit_gamma(model, data, fed, w, cohort)
+  # Lanczos steps reach the size of the largest layer: rounding is all.
+  assert (found.width < 1e-12 * expected).all()
+  np.testing.assert_array_less(np.abs(found.gamma - expected), found.width)
+  assert found.layer_names == fi.tree.names(w)
+  if model is MLP:  # Non-convex.
+    assert (found.case == 3).any()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_softmax_regression_is_case_2_until_the_rate_is_too_large(dtype):
+  data = make_data(dtype=dtype)
+  w = SOFTMAX.init(jax.random.key(0))
+  small, large = (
+    theory.round_theory(SOFTMAX, data, settings(eta), w, [0, 1, 2], ROUND)
+    for eta in (0.1, 50.0)
+  )
+  # A constant added to all logits changes nothing: λ = 0 in both layers.
+  np.testing.assert_array_equal(small.case, 2)
+  np.testing.assert_allclose(small.gamma, 1, atol=8 * np.finfo(dtype).eps)
+  np.testing.assert_array_equal(large.case, 3)
+
+
+@pytest.mark.parametrize(
+  ("learning_rate", "case"),
+  [(1e-6, 1), (0.1, 1), (0.49, 1), (0.5, 2), (0.51, 3)],
+)
+def test_a_strongly_convex_quadratic_is_case_1_below_2_over_the_largest(
+  learning_rate, case
+):
+  data = make_data(features=3)
+  found = theory.round_theory(
+    QUADRATIC, data, settings(learning_rate), {"w": np.ones(3)}, [3, 1], 1
+  )
+  np.testing.assert_array_equal(found.case, [case])
+  exact = np.abs(1 - learning_rate * CURVATURE).max() ** 3
+  np.testing.assert_allclose(found.gamma, exact, rtol=1e-14)
+
+
+def test_few_lanczos_steps_err_from_within_and_say_so():
+  data, fed = make_data(), settings(5.0)
+  w = SOFTMAX.init(jax.random.key(0))
+  few, all_ = (
+    theory.round_theory(SOFTMAX, data, fed, w, [0, 1], 1, num_steps=n)
+    for n in (2, 12)
+  )
+  assert (few.gamma < all_.gamma - 1e-3)[1]  # The kernel is the larger layer.
+  assert (few.gamma <= all_.gamma + all_.width).all()
+  assert (all_.gamma <= few.gamma + few.width).all()
+
+
+def test_one_program_serves_rounds_and_clients_of_a_size(compilations):
+  data, fed = make_data(features=3), settings(0.1, local_steps=2)
+  measure = lambda cohort, t: theory.round_theory(
+    QUADRATIC, data, fed, {"w": np.ones(3)}, cohort, t
+  )
+  measure([1, 3], 1)
+  compilations.clear()
+  measure([0, 2], 2)
+  assert not compilations
+
+
+def test_errors_are_refused_by_name():
+  data, w = make_data(features=3), {"w": np.ones(3)}
+  adam = settings(None, client_optimizer=optax.adam(0.1))
+  with pytest.raises(ValueError, match="plain gradient descent"):
+    theory.round_theory(QUADRATIC, data, adam, w, [0], 1)
+  for cohort in ([], [4], [-1], [0.5], [[0]]):
+    with pytest.raises(ValueError, match=r"must list clients 0 … 3"):
+      theory.round_theory(QUADRATIC, data, settings(0.1), w, cohort, 1)
+  broken = QUADRATIC._replace(
+    loss=lambda outputs, y: jnp.sqrt(outputs.sum(1)) + 0 * y
+  )
+  with pytest.raises(ValueError, match="round 7: the Hessian of .*client-1"):
+    theory.round_theory(broken, data, settings(0.1), w, [1], 7)
+
+
+@pytest.mark.parametrize("t", [1, 7, 1000])
+def test_amplification_is_the_geometric_sum(t):
+  gamma = np.array([0, 0.3, 1 - 1e-6, 1 - 1e-13, 1, 1 + 1e-13, 1 + 1e-6, 1.5])
+  expected = (gamma[:, None] ** np.arange(t)).sum(1)
+  np.testing.assert_allclose(
+    theory.amplification(gamma, t), expected, rtol=1e-12
+  )
+  assert theory.amplification(10.0, 1000) == np.inf
+
+
+def test_on_a_quadratic_no_error_is_new_and_theorem_2_holds():
+  data, fed = make_data(features=3), settings(0.3)
+  shrink = (1 - fed.learning_rate * CURVATURE) ** fed.local_steps
+  means = np.stack([x.mean(0) for x, _ in data.clients()])  # [K, 3]
+
+  def round_of(w, who):
+    local = means[who] + shrink * (w - means[who])
+    return np.average(local, axis=0, weights=data.num_examples[who])
+
+  without = [[k for k in range(4) if k != r] for r in range(4)]
+  w, everyone = np.ones(3), [0, 1, 2, 3]
+  actual, replayed = w, np.stack([w] * 4)
+  for t in range(1, 4):
+    eps_tm1 = {"w": replayed - actual}
+    combinatorial = {
+      "w": np.stack([round_of(actual, who) for who in without])
+      - round_of(actual, everyone)
+    }
+    found = theory.round_theory(
+      QUADRATIC, data, fed, {"w": actual}, everyone, t
+    )
+    replayed = np.stack(
+      [round_of(v, who) for v, who in zip(replayed, without, strict=True)]
+    )
+    actual = round_of(actual, everyone)
+    eps_t = {"w": replayed - actual}
+    sequential = {"w": shrink * eps_tm1["w"]}
+    np.testing.assert_allclose(
+      theory.new_error(eps_t, sequential, combinatorial), 0, atol=1e-15
+    )
+    norms = theory.fip_norms(eps_t)
+    np.testing.assert_allclose(norms, np.linalg.norm(eps_t["w"], axis=1))
+    truncated = theory.new_error(eps_t, {"w": np.zeros((4, 3))}, combinatorial)
+    bound = theory.theorem2_bound(found.gamma, theory.fip_norms(eps_tm1).max())
+    assert (np.asarray(truncated) <= bound + 1e-15).all()
