@@ -16,6 +16,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedinf_jax import curvature as curvatures
+from fedinf_jax import fedavg
 from fedinf_jax import guards
 from fedinf_jax import propagation
 from fedinf_jax import tree
@@ -46,6 +47,7 @@ class Sequential(NamedTuple):
 
   lost: types.Params  # Σ_k a_{r,k} (ε_r − P_k ε_r) of the kept terms
   missing: jax.Array  # Σ_k a_{r,k} of the dropped terms, [R, L]
+  tripped: jax.Array  # bool [R, L], some term was dropped for the first time
   dropped: jax.Array | None  # as in the state
 
 
@@ -105,6 +107,7 @@ def estimator(
     return Sequential(
       jax.tree.map(jnp.zeros_like, state.eps),
       jnp.zeros_like(state.growth),
+      jnp.zeros(state.growth.shape, bool),
       state.dropped,
     )
 
@@ -124,17 +127,15 @@ def estimator(
       return _absorb_one_by_one(setup, eps, square, so_far, participants)
 
     flat = [a.reshape(a.shape[0], -1) for a in leaves]
-    tripped = {}
+    grown = [None] * len(leaves)  # [R, b] of each layer
+    if fine:
+      before = so_far.dropped.at[:, slots].get(mode="fill", fill_value=False)
 
     def keep(gain, block):
       size = sum(square[:, j] for j in block)[:, None]
-      trip = guards.grows(guard, gain, size) & (shares > 0)
-      before = so_far.dropped.at[:, slots, block[0]].get(
-        mode="fill", fill_value=False
-      )
       for j in block:
-        tripped[j] = trip | before
-      return ~tripped[block[0]]
+        grown[j] = guards.grows(guard, gain, size) & (shares > 0)
+      return ~(grown[block[0]] | before[:, :, block[0]])
 
     lost = propagation.rows_lost(
       report, flat, shares, blocks, keep if fine else None, base, hits
@@ -143,10 +144,14 @@ def estimator(
     lost = jax.tree.map(jnp.add, so_far.lost, treedef.unflatten(lost))
     if not fine:
       return so_far._replace(lost=lost)
-    out = jnp.stack([tripped[j] for j in range(len(leaves))], 2)  # [R, b, L]
-    missing = jnp.where(out, shares[:, :, None], 0).sum(1)
-    dropped = so_far.dropped.at[:, slots].max(out, mode="drop")
-    return Sequential(lost, so_far.missing + missing, dropped)
+    grown = jnp.stack(grown, 2)  # [R, b, L]
+    out = grown | before
+    return Sequential(
+      lost,
+      so_far.missing + jnp.where(out, shares[:, :, None], 0).sum(1),
+      so_far.tripped | (grown & ~before).any(1),
+      so_far.dropped.at[:, slots].max(out, mode="drop"),
+    )
 
   def _absorb_one_by_one(setup, eps, square, so_far, participants):
     """The same for any curvature, one participant after another."""
@@ -157,17 +162,21 @@ def estimator(
       # A report that cannot leave its client arrives applied to ε already.
       lost = curvature.lost(setup, report, eps) if curvature.uploads else report
       share = jnp.repeat(share[:, None], square.shape[1], 1)  # [R, L]
-      missing, dropped = so_far.missing, so_far.dropped
+      now = so_far
       if fine:
         gain = _by_block(_gains(eps, lost), blocks)
-        trip = guards.grows(guard, gain, _by_block(square, blocks))
-        before = dropped.at[:, slot].get(mode="fill", fill_value=False)
-        trip = (trip & (share > 0)) | before
-        dropped = dropped.at[:, slot].set(trip, mode="drop")
-        missing = missing + jnp.where(trip, share, 0)
-        share = jnp.where(trip, 0, share)
-      lost = jax.tree.map(jnp.add, so_far.lost, _scale_layers(share, lost))
-      return Sequential(lost, missing, dropped), None
+        grown = guards.grows(guard, gain, _by_block(square, blocks))
+        grown = grown & (share > 0)
+        before = now.dropped.at[:, slot].get(mode="fill", fill_value=False)
+        out = grown | before
+        now = now._replace(
+          missing=now.missing + jnp.where(out, share, 0),
+          tripped=now.tripped | (grown & ~before),
+          dropped=now.dropped.at[:, slot].set(out, mode="drop"),
+        )
+        share = jnp.where(out, 0, share)
+      lost = jax.tree.map(jnp.add, now.lost, _scale_layers(share, lost))
+      return now._replace(lost=lost), None
 
     inputs = Participants(
       participants.report,
@@ -208,12 +217,9 @@ def estimator(
       axis=1,
     )  # [R, L]
     examined = ~empty[:, None]
-    if fine:
-      tripped = (so_far.dropped & ~state.dropped).any(1)
-    elif guard.per == "layer":
+    tripped = so_far.tripped
+    if guard.per == "layer":
       tripped = guards.grows(guard, gain, square) & ~overflow
-    else:
-      tripped = jnp.zeros_like(overflow)
     truncated_at = _first(state.truncated_at, tripped & examined, round_)
     nonfinite_at = _first(state.nonfinite_at, overflow & examined, round_)
     gone = nonfinite_at > 0
@@ -247,6 +253,22 @@ def estimator(
     )
 
   return Estimator(init, update, begin, absorb, end, curvature, guard)
+
+
+def shares_of(counts_left, counts, base):
+  """Returns a_{r,k} = n_k [k ∉ r] / N(C_t minus r), [R, B].
+
+  A removal that no participant is in has their own shares a_k, to the last
+  digit: its combinatorial influence must be zero, not a rounding error.
+
+  Args:
+    counts_left: n_k [k ∉ r], [R, B].
+    counts: n_k, [B].
+    base: a_k, [B].
+  """
+  own = fedavg.weights(counts_left, base.dtype)
+  touched = (counts_left != counts[None]).any(1)
+  return jax.vmap(jnp.where, (0, 0, None))(touched, own, base)
 
 
 def combinatorial(shares, base, updates):

@@ -287,12 +287,13 @@ def _advance(setup, estimators, sizes, replay_chunk, upload_chunk):
     waves, size_class = inputs.waves[t], inputs.size_class[t]  # [W, G], [W]
     counts = inputs.packed.count[waves]
     context = inputs.packed, inputs.root, round_
+    base = fedavg.weights(counts.reshape(-1), _dtype(state.params))
     shares = None
     if estimators:
       left = leave_one_out.counts_left(inputs.removals, waves, counts)
-      flat = left.reshape(len(left), -1)
-      shares = fedavg.weights(flat, _dtype(state.params)).reshape(left.shape)
-    base = fedavg.weights(counts.reshape(-1), _dtype(state.params))
+      shares = influence.shares_of(
+        left.reshape(len(left), -1), counts.reshape(-1), base
+      ).reshape(left.shape)
 
     def hear_chunk(so_far, chunk):
       waves, size_class, base, shares = chunk

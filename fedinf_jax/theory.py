@@ -4,13 +4,11 @@ import functools
 from typing import NamedTuple
 
 import jax
-from jax import flatten_util
 import jax.numpy as jnp
 import numpy as np
 
 from fedinf_jax import fedavg
 from fedinf_jax import lanczos
-from fedinf_jax import memory
 from fedinf_jax import packing
 from fedinf_jax import rng
 from fedinf_jax import tree
@@ -135,31 +133,22 @@ def _gamma(eta, low, high, low_residual, high_residual, weights, dtype):
 def _spectrum(params, packed, draws, client, *, model, fed, size, num_steps):
   """Returns λ, Λ and their residuals of one participant, each [M, L]."""
   examples = packing.take(packed, client, size)
-  sizes = [a.size for a in jax.tree.leaves(params)]
-  layer = jnp.repeat(
-    jnp.arange(len(sizes)), np.array(sizes), total_repeat_length=sum(sizes)
-  )
-  w_0, unravel = flatten_util.ravel_pytree(params)
-  start = jax.random.normal(jax.random.key(0), w_0.shape, w_0.dtype)
-
-  def loss(w, rows):
-    return fedavg.step_loss(model, unravel(w), *rows)
 
   def one_step(i, iterate):
     rows = fedavg.batch(fed, examples, draws, i)
-    w, _ = flatten_util.ravel_pytree(iterate)
-    _, hvp = jax.linearize(lambda w: jax.grad(loss)(w, rows), w)
+    leaves, treedef = jax.tree.flatten(iterate)
+    layers = []
+    for j, leaf in enumerate(leaves):
 
-    def one_layer(j):
-      block = lambda v: jnp.where(layer == j, v, 0)
-      return lanczos.extreme_eigenvalues(
-        lambda v: block(hvp(v)), block(start), num_steps
-      )
+      def loss(v, j=j, shape=leaf.shape):
+        moved = [*leaves[:j], v.reshape(shape), *leaves[j + 1 :]]
+        return fedavg.step_loss(model, treedef.unflatten(moved), *rows)
 
-    temporaries = memory.intermediate_bytes(jax.grad(loss), w, rows)
-    per_layer = fed.local_steps * (temporaries + num_steps * w.nbytes)
-    chunk = memory.chunk_size(len(sizes), per_layer)
-    return tree.map_rows(one_layer, jnp.arange(len(sizes)), chunk)
+      w = leaf.reshape(-1)
+      _, hvp = jax.linearize(jax.grad(loss), w)
+      start = jax.random.normal(jax.random.key(0), w.shape, w.dtype)
+      layers.append(lanczos.extreme_eigenvalues(hvp, start, num_steps))
+    return jax.tree.map(lambda *lanes: jnp.stack(lanes), *layers)
 
   with jax.default_matmul_precision("highest"):
     _, iterates = fedavg.local_training(model, fed)(params, examples, draws)

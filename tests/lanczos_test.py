@@ -91,7 +91,7 @@ def test_an_exhausted_space_has_the_extreme_eigenvalues(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_steps", [1, 6, 12])
+@pytest.mark.parametrize("num_steps", [1, 6])
 @pytest.mark.parametrize("name", ["indefinite", "low_rank", "clustered"])
 def test_residuals_bound_the_distance_to_an_eigenvalue(name, num_steps, dtype):
   a, exact, start, rounding = case(name, dtype)
@@ -108,9 +108,9 @@ def test_residuals_bound_the_distance_to_an_eigenvalue(name, num_steps, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rank", [5, P + 9])
 @pytest.mark.parametrize("name", SPECTRA)
-def test_largest_eigenpairs(name, rank, dtype):
+def test_largest_eigenpairs(name, dtype):
+  rank = P + 9
   a, exact, start, rounding = case(name, dtype)
   values, vectors = (np.asarray(r) for r in largest(a, start, rank, P + 6))
   assert values.shape == (rank,) and vectors.shape == (rank, len(a))
@@ -151,15 +151,15 @@ def test_vmap_equals_one_by_one():
     *(case(n, np.float64) for n in ("indefinite", "zero", "low_rank")),
     strict=True,
   )
-  many = jax.vmap(lambda a, s: extremes(a, s, 12))(
+  many = jax.vmap(lambda a, s: extremes(a, s, 6))(
     np.stack(matrices), np.stack(starts)
   )
   for i, (a, start) in enumerate(zip(matrices, starts, strict=True)):
-    one = extremes(a, start, 12)
+    one = extremes(a, start, 6)
     np.testing.assert_allclose([r[i] for r in many], one, atol=1e-12)
 
 
 def test_what_is_not_finite_stays_so():
   a = with_spectrum(SPECTRA["definite"])
   a[3, 5] = np.nan
-  assert np.isnan(extremes(a, np.ones(P), 12)).any()
+  assert np.isnan(extremes(a, np.ones(P), 6)).any()

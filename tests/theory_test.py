@@ -2,6 +2,7 @@
 
 from flax import linen as nn
 import jax
+from jax import flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -35,7 +36,7 @@ QUADRATIC = fi.Model(
 )
 
 
-def make_data(features=FEATURES, dtype=np.float64, sizes=(3, 20, 20, 7)):
+def make_data(features=FEATURES, dtype=np.float64, sizes=(3, 14, 14, 7)):
   draw = np.random.default_rng(5)
   return fi.FederatedData.from_clients(
     [
@@ -62,83 +63,78 @@ def settings(learning_rate, **changes):
   )
 
 
+def draw_params(model):
+  draw = np.random.default_rng(6)
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  return jax.tree.map(lambda a: draw.normal(size=a.shape), shapes)
+
+
 def explicit_gamma(model, data, fed, w, cohort):
   """γ from jax.hessian's diagonal blocks and dense eigenvalues."""
+  flat, unravel = flatten_util.ravel_pytree(w)
+  ends = np.cumsum([a.size for a in jax.tree.leaves(w)])
 
-  def loss(w, x, y):
-    return model.loss(model.apply(w, x), y).mean()
+  def loss(v, x, y):
+    return model.loss(model.apply(unravel(v), x), y).mean()
 
-  @jax.jit
-  def derivatives(w, x, y):
-    leaves, treedef = jax.tree.flatten(w)
-    blocks = []
-    for j, leaf in enumerate(leaves):
-
-      def of_layer(v, j=j, leaf=leaf):
-        moved = [*leaves[:j], v.reshape(leaf.shape), *leaves[j + 1 :]]
-        return loss(jax.tree.unflatten(treedef, moved), x, y)
-
-      blocks.append(jax.hessian(of_layer)(leaf.reshape(-1)))
-    return jax.grad(loss)(w, x, y), blocks
-
+  derivatives = jax.jit(
+    lambda *args: (jax.grad(loss)(*args), jax.hessian(loss)(*args))
+  )
   total, gamma = data.num_examples[cohort].sum(), 0
   for k in cohort:
-    (x, y), w_i = data.client(k), w
-    product = np.ones(len(jax.tree.leaves(w)))
+    (x, y), v = data.client(k), flat
+    product = np.ones(len(ends))
     for i in range(fed.local_steps):
       rows = np.arange(len(x))
       if fed.batch_size is not None:
         rows = reference.client_batch(
           SEED, data.ids[k], ROUND, i, len(x), fed.batch_size
         )
-      gradient, blocks = derivatives(w_i, x[rows], y[rows])
-      spectra = [np.linalg.eigvalsh(h) for h in blocks]
-      product *= [np.abs(1 - fed.learning_rate * s).max() for s in spectra]
-      w_i = jax.tree.map(lambda a, g: a - fed.learning_rate * g, w_i, gradient)
+      gradient, hessian = derivatives(v, x[rows], y[rows])
+      for j, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        block = np.asarray(hessian)[first:end, first:end]
+        spectrum = np.linalg.eigvalsh(block)
+        product[j] *= np.abs(1 - fed.learning_rate * spectrum).max()
+      v = v - fed.learning_rate * gradient
     gamma += data.num_examples[k] / total * product
   return gamma
 
 
 @pytest.mark.parametrize(
-  ("model", "batch_size", "learning_rate"),
-  [(SOFTMAX, None, 0.5), (SOFTMAX, 6, 5.0), (MLP, 6, 0.5)],
-  ids=["softmax", "softmax_mini_batch", "mlp_mini_batch"],
+  ("model", "batch_size", "learning_rate", "case"),
+  [
+    # A constant added to all logits changes nothing: λ = 0 in both layers.
+    (SOFTMAX, None, 0.5, [2, 2]),
+    (MLP, 6, 0.5, [3, 3, 2, 2]),  # Convex in its last layer alone.
+  ],
+  ids=["softmax", "mlp_mini_batch"],
 )
 def test_gamma_equals_that_of_explicit_hessians(
-  model, batch_size, learning_rate
+  model, batch_size, learning_rate, case
 ):
   data, cohort = make_data(), np.array([2, 0, 1])
   fed = settings(learning_rate, batch_size=batch_size)
-  w = jax.tree.map(
-    lambda a: 3 * jnp.asarray(a, jnp.float64), model.init(jax.random.key(0))
-  )
+  w = draw_params(model)
   found = theory.round_theory(model, data, fed, w, cohort, ROUND, seed=SEED)
   expected = explicit_gamma(model, data, fed, w, cohort)
   # Lanczos steps reach the size of the largest layer: rounding is all.
   assert (found.width < 1e-12 * expected).all()
   np.testing.assert_array_less(np.abs(found.gamma - expected), found.width)
   assert found.layer_names == fi.tree.names(w)
-  if model is MLP:  # Non-convex.
-    assert (found.case == 3).any()
+  np.testing.assert_array_equal(found.case, case)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_softmax_regression_is_case_2_until_the_rate_is_too_large(dtype):
-  data = make_data(dtype=dtype)
-  w = SOFTMAX.init(jax.random.key(0))
-  small, large = (
-    theory.round_theory(SOFTMAX, data, settings(eta), w, [0, 1, 2], ROUND)
-    for eta in (0.1, 50.0)
-  )
-  # A constant added to all logits changes nothing: λ = 0 in both layers.
-  np.testing.assert_array_equal(small.case, 2)
-  np.testing.assert_allclose(small.gamma, 1, atol=8 * np.finfo(dtype).eps)
-  np.testing.assert_array_equal(large.case, 3)
+def test_flat_directions_are_case_2_in_float32():
+  data = make_data(dtype=np.float32)
+  w = draw_params(SOFTMAX)
+  found = theory.round_theory(SOFTMAX, data, settings(0.1), w, [0, 1, 2], ROUND)
+  np.testing.assert_array_equal(found.case, 2)
+  np.testing.assert_allclose(found.gamma, 1, atol=1e-7)
 
 
 @pytest.mark.parametrize(
   ("learning_rate", "case"),
-  [(1e-6, 1), (0.1, 1), (0.49, 1), (0.5, 2), (0.51, 3)],
+  [(1e-6, 1), (0.5, 2), (0.51, 3)],
 )
 def test_a_strongly_convex_quadratic_is_case_1_below_2_over_the_largest(
   learning_rate, case
@@ -153,25 +149,24 @@ def test_a_strongly_convex_quadratic_is_case_1_below_2_over_the_largest(
 
 
 def test_few_lanczos_steps_err_from_within_and_say_so():
-  data, fed = make_data(), settings(5.0)
-  w = SOFTMAX.init(jax.random.key(0))
-  few, all_ = (
-    theory.round_theory(SOFTMAX, data, fed, w, [0, 1], 1, num_steps=n)
-    for n in (2, 12)
-  )
-  assert (few.gamma < all_.gamma - 1e-3)[1]  # The kernel is the larger layer.
-  assert (few.gamma <= all_.gamma + all_.width).all()
-  assert (all_.gamma <= few.gamma + few.width).all()
+  data, fed, w = make_data(), settings(20.0), draw_params(SOFTMAX)
+  few = theory.round_theory(SOFTMAX, data, fed, w, [1, 2], 1, num_steps=2)
+  exact = explicit_gamma(SOFTMAX, data, fed, w, [1, 2])
+  assert (few.gamma < 0.99 * exact).all()
+  assert (exact < few.gamma + few.width).all()
+  # A rate too large needs no more: what is above 1 from within is above 1.
+  assert (few.gamma - few.width < 1).any()
+  np.testing.assert_array_equal(few.case, 3)
 
 
 def test_one_program_serves_rounds_and_clients_of_a_size(compilations):
-  data, fed = make_data(features=3), settings(0.1, local_steps=2)
+  data, fed = make_data(features=3), settings(0.3)
   measure = lambda cohort, t: theory.round_theory(
     QUADRATIC, data, fed, {"w": np.ones(3)}, cohort, t
   )
-  measure([1, 3], 1)
+  measure([1], 1)
   compilations.clear()
-  measure([0, 2], 2)
+  measure([0], 2)
   assert not compilations
 
 
@@ -184,9 +179,9 @@ def test_errors_are_refused_by_name():
     with pytest.raises(ValueError, match=r"must list clients 0 … 3"):
       theory.round_theory(QUADRATIC, data, settings(0.1), w, cohort, 1)
   broken = QUADRATIC._replace(
-    loss=lambda outputs, y: jnp.sqrt(outputs.sum(1)) + 0 * y
+    loss=lambda outputs, y: jnp.sqrt(-jnp.abs(outputs).sum(1)) + 0 * y
   )
-  with pytest.raises(ValueError, match="round 7: the Hessian of .*client-1"):
+  with pytest.raises(ValueError, match=r"round 7: .*client-1"):
     theory.round_theory(broken, data, settings(0.1), w, [1], 7)
 
 
@@ -235,3 +230,4 @@ def test_on_a_quadratic_no_error_is_new_and_theorem_2_holds():
     truncated = theory.new_error(eps_t, {"w": np.zeros((4, 3))}, combinatorial)
     bound = theory.theorem2_bound(found.gamma, theory.fip_norms(eps_tm1).max())
     assert (np.asarray(truncated) <= bound + 1e-15).all()
+    assert found.case == 1
