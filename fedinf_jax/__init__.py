@@ -3,6 +3,7 @@
 from fedinf_jax import data as data
 from fedinf_jax import metrics as metrics
 from fedinf_jax import models as models
+from fedinf_jax import theory as theory
 from fedinf_jax.curvature import dense_hessian as dense_hessian
 from fedinf_jax.curvature import exact_hessian as exact_hessian
 from fedinf_jax.curvature import fisher as fisher

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 Matvec = Callable[[jax.Array], jax.Array]  # [P] -> [P], linear and symmetric
 
-ULPS = 10  # A remainder this many units of rounding small is no direction.
+ULPS = 10  # Of ‖A‖: what is left of A q below this is rounding, no direction.
 
 
 def lanczos(
@@ -39,10 +39,7 @@ def lanczos(
     once = image - _dot(_dot(basis, image), basis)
     rest = once - _dot(_dot(basis, once), basis)
     beta = jnp.linalg.norm(rest)
-    # Where the second pass still takes half away, nothing but rounding is left.
-    new = (beta > ULPS * jnp.finfo(beta.dtype).eps * scale) & (
-      beta > jnp.linalg.norm(once) / 2
-    )
+    new = beta > ULPS * jnp.finfo(beta.dtype).eps * scale
     q_next, beta = _unit(jnp.where(new, rest, 0)), jnp.where(new, beta, 0)
     return (basis, q_next, scale), (_dot(q, image), beta)
 

@@ -15,7 +15,6 @@ import functools
 import jax
 from jax import lax
 import jax.numpy as jnp
-from jax.scipy import linalg
 
 from fedinf_jax import curvature
 
@@ -88,15 +87,28 @@ def is_compact(report: curvature.Rows, num_removals: int) -> bool:
 
 
 def _solve(gram, factor, step_rows, u):
-  """Returns c = (I + D L)⁻¹ D u for u [b, n, R]."""
-  n = gram.shape[1]
-  step = jnp.arange(n) // step_rows
-  below = (step[:, None] > step[None]).astype(gram.dtype)
-  system = gram * below[None]
-  if factor is not None:
-    system, u = factor[:, :, None] * system, factor[:, :, None] * u
-  system = system + jnp.eye(n, dtype=gram.dtype)[None]
-  return linalg.solve_triangular(system, u, lower=True, unit_diagonal=True)
+  """Returns c = (I + D L)⁻¹ D u for u [b, n, R], step after step.
+
+  c_i = D_i (u_i − Σ_{j<i} G_i G_jᵀ c_j): the σ recursion, in the space of rows.
+  """
+  b, n, width = u.shape
+  steps = n // step_rows
+  split = lambda a: jnp.moveaxis(a.reshape(b, steps, step_rows, -1), 1, 0)
+
+  def forward(c, step):
+    i, gram_i, u_i, factor_i = step
+    c_i = u_i - _einsum("kqs,ksr->kqr", gram_i, c)  # Later rows of c are zero.
+    if factor_i is not None:
+      c_i = factor_i * c_i
+    return lax.dynamic_update_slice_in_dim(c, c_i, i * step_rows, 1), None
+
+  inputs = (
+    jnp.arange(steps),
+    split(gram),
+    split(u),
+    None if factor is None else split(factor),
+  )
+  return lax.scan(forward, jnp.zeros((b, n, width), u.dtype), inputs)[0]
 
 
 def _direct(g, gram, solve, keep, e, shares):

@@ -23,8 +23,8 @@ class Theory(NamedTuple):
 
   gamma: np.ndarray  # float64 [L]
   width: np.ndarray  # float64 [L], how far above gamma the truth may lie
-  # int [L]. 1: γ < 1, the error stays bounded; 2: γ = 1 as far as the width can
-  # tell, it grows with t; 3: γ > 1, it grows exponentially.
+  # int [L]. 1: γ + width < 1, the error stays bounded; 3: γ > 1 by more than
+  # rounding, it grows exponentially; 2: neither, γ = 1, it grows with t.
   case: np.ndarray
   layer_names: tuple[str, ...]
 
@@ -46,9 +46,9 @@ def round_theory(
             = Σ_k a_k Π_i max(|1 − ηλ_i^k|, |1 − ηΛ_i^k|)
 
   with a_k = n_k / N(C_t) and λ, Λ the extreme eigenvalues of layer j's block of
-  participant k's Hessian at its step i. They come from Lanczos, from within:
-  γ > 1 is certain (but for rounding), while γ < 1 relies on Λ and λ being no
-  further out than their residuals, which make the width, say.
+  participant k's Hessian at its step i. Lanczos finds them from within: γ > 1
+  is certain but for rounding, while γ < 1 trusts that they lie no further out
+  than their residuals say. More steps narrow the width.
 
   Args:
     model: the model.
@@ -93,7 +93,7 @@ def round_theory(
       size=size,
       num_steps=num_steps,
     )
-    if not all(np.isfinite(a).all() for a in spectrum):
+    if not np.isfinite(spectrum).all():
       raise ValueError(
         f"round {round_}: the Hessian of client {data.ids[k]!r} is not finite;"
         " a smaller learning rate may help"
@@ -102,10 +102,9 @@ def round_theory(
 
   counts = data.num_examples[cohort]
   # In float64, whatever the run's dtype: 1 − ηλ would round ηλ away.
-  eigenvalues = np.asarray(spectra, np.float64).swapaxes(0, 1)  # [4, B, M, L]
-  dtype = spectra[0][0].dtype
+  eigenvalues = np.moveaxis(np.asarray(spectra, np.float64), -1, 0)
   gamma, width, case = _gamma(
-    fed.learning_rate, *eigenvalues, counts / counts.sum(), dtype
+    fed.learning_rate, *eigenvalues, counts / counts.sum(), spectra[0].dtype
   )
   return Theory(gamma, width, case, tree.names(params))
 
@@ -131,24 +130,24 @@ def _gamma(eta, low, high, low_residual, high_residual, weights, dtype):
   jax.jit, static_argnames=("model", "fed", "size", "num_steps")
 )
 def _spectrum(params, packed, draws, client, *, model, fed, size, num_steps):
-  """Returns λ, Λ and their residuals of one participant, each [M, L]."""
+  """Returns λ, Λ and their residuals of one participant: [M, L, 4]."""
   examples = packing.take(packed, client, size)
 
   def one_step(i, iterate):
     rows = fedavg.batch(fed, examples, draws, i)
     leaves, treedef = jax.tree.flatten(iterate)
-    layers = []
-    for j, leaf in enumerate(leaves):
 
-      def loss(v, j=j, shape=leaf.shape):
-        moved = [*leaves[:j], v.reshape(shape), *leaves[j + 1 :]]
+    def one_layer(j):
+      def loss(w):
+        moved = [*leaves[:j], w.reshape(leaves[j].shape), *leaves[j + 1 :]]
         return fedavg.step_loss(model, treedef.unflatten(moved), *rows)
 
-      w = leaf.reshape(-1)
+      w = leaves[j].reshape(-1)
       _, hvp = jax.linearize(jax.grad(loss), w)
       start = jax.random.normal(jax.random.key(0), w.shape, w.dtype)
-      layers.append(lanczos.extreme_eigenvalues(hvp, start, num_steps))
-    return jax.tree.map(lambda *lanes: jnp.stack(lanes), *layers)
+      return lanczos.extreme_eigenvalues(hvp, start, min(num_steps, w.size))
+
+    return jnp.array([one_layer(j) for j in range(len(leaves))])
 
   with jax.default_matmul_precision("highest"):
     _, iterates = fedavg.local_training(model, fed)(params, examples, draws)

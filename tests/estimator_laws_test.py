@@ -1,0 +1,575 @@
+"""Laws that estimators must obey, whatever their numbers are."""
+
+import functools
+
+import jax
+from jax import flatten_util
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedinf_jax as fi
+from fedinf_jax import curvature
+from fedinf_jax import fedavg
+from fedinf_jax import packing
+from fedinf_jax import rng
+from fedinf_jax import tangent
+from fedinf_jax import theory
+from tests import influence_test as cases
+
+ravel = jax.jit(jax.vmap(lambda e: flatten_util.ravel_pytree(e)[0]))
+
+
+def close(a, b, **tolerance):
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
+
+
+def regression():
+  """Least squares: quadratic, with another Hessian for every client."""
+  return fi.Model(
+    init=lambda key: {
+      "w": jax.random.normal(key, (4, 2)),
+      "b": jnp.zeros(2),
+    },
+    apply=lambda params, x: x @ params["w"] + params["b"][None],
+    loss=lambda outputs, y: jnp.square(outputs - y).sum(1),
+  )
+
+
+@pytest.mark.parametrize(
+  "settings",
+  [
+    {"learning_rate": 0.05},
+    {"client_optimizer": optax.sgd(0.03, momentum=0.9)},
+    {"learning_rate": 0.05, "batch_size": 3},
+  ],
+  ids=["plain", "momentum", "mini_batch"],
+)
+def test_exact_on_quadratic_losses(settings):
+  draw = np.random.default_rng(0)
+  data = fi.FederatedData.from_clients(
+    [(draw.normal(size=(n, 4)), draw.normal(size=(n, 2))) for n in (3, 9, 1, 6)]
+  )
+  fed = fi.FedAvg(rounds=6, cohort_size=2, local_steps=3, **settings)
+  basic = fi.estimator(fi.exact_hessian(), fi.no_guard())
+  init, step = fi.simulator(
+    regression(), data, fed, estimators={"basic": basic}, exact=True
+  )
+  state = init()
+  for _ in range(fed.rounds):
+    state = step(state)
+    run = fi.Run.of(regression(), state)
+    close(run.eps["basic"], run.exact_eps, rtol=0, atol=1e-9)
+  assert np.abs(run.exact_eps["w"]).max() > 0.01
+
+
+def simulate(estimators, case=cases.logreg, eta=0.4, rounds=5, **kwargs):
+  model, data = case()
+  fed = fi.FedAvg(
+    rounds=rounds, cohort_size=3, local_steps=2, learning_rate=eta
+  )
+  return fi.simulate(model, data, fed, estimators=estimators, **kwargs)
+
+
+def test_equal_by_definition():
+  none = fi.no_guard()
+  run = simulate(
+    {
+      "fisher": fi.estimator(fi.fisher(num_samples=6), none),
+      "rank S": fi.estimator(fi.fisher(num_samples=6, rank=6), none),
+      "layerwise": fi.estimator(fi.layerwise_hessian(), none),
+      "dense": fi.estimator(fi.dense_hessian(), none),
+      "steps": fi.estimator(fi.dense_hessian(upload="steps"), none),
+      "lwet": fi.estimator(fi.fisher(num_samples=6), fi.lwet()),
+      "fine": fi.estimator(
+        fi.fisher(num_samples=6), fi.lwet(per="participant")
+      ),
+    }
+  )
+  close(run.eps["rank S"], run.eps["fisher"], rtol=0, atol=1e-13)
+  close(run.eps["dense"], run.eps["layerwise"], rtol=0, atol=1e-13)
+  close(run.eps["steps"], run.eps["layerwise"], rtol=0, atol=1e-13)
+  # Nothing trips at this learning rate: a guard changes nothing.
+  for guard in ("lwet", "fine"):
+    assert not run.health[guard].truncated_at.any()
+    for a, b in zip(*(jax.tree.leaves(run.eps[n]) for n in (guard, "fisher")),
+                    strict=True):  # fmt: skip
+      ulp = np.spacing(np.abs(b).max())
+      np.testing.assert_allclose(a, b, rtol=0, atol=4 * ulp)
+  assert run.health["lwet"].layer_names == ("dense/bias", "dense/kernel")
+  assert (run.health["lwet"].growth < 1).all()
+
+
+def one_client(case, k=3, params=None, round_=1, eta=0.4, steps=1):
+  """A participant's setup and context, outside of any run."""
+  model, data = case()
+  fed = fi.FedAvg(rounds=1, cohort_size=1, local_steps=steps, learning_rate=eta)
+  params = model.init(jax.random.key(1)) if params is None else params
+  params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), params)
+  packed = packing.clients(data)
+  size = int(data.num_examples.max())
+  examples = packing.take(packed, jnp.int32(k), size)
+  draws = rng.Draws(jax.random.key(0), jnp.int32(round_), packed.words[k])
+  train = jax.jit(fedavg.local_training(model, fed))
+  _, iterates = train(params, examples, draws)
+  setup = curvature.Setup(model, fed, eta, size)
+  return setup, curvature.Client(iterates, examples, draws)
+
+
+def matrix(report):
+  """GᵀG of the first step, whole: ηF."""
+  g = np.concatenate(
+    [np.asarray(r)[0] for r in jax.tree.leaves(report.rows)], 1
+  )
+  return g.T @ g
+
+
+def hessian(setup, client, step=0):
+  """ηH of a step, whole."""
+  w = jax.tree.map(lambda a: a[step], client.iterates)
+  blocks = jax.jit(
+    lambda w: curvature._hessian_blocks(
+      curvature._step_gradient(setup, client, step), w, layerwise=False
+    )
+  )(w)
+  return setup.eta * np.asarray(blocks[0])
+
+
+def test_fisher_with_enough_samples_uses_every_example_once():
+  setup, client = one_client(cases.logreg)
+  model, data = cases.logreg()
+  x, y = data.client(3)
+  w = jax.tree.map(lambda a: a[0], client.iterates)
+  gradient = jax.grad(lambda w, x, y: model.loss(model.apply(w, x), y)[0])
+  g = np.stack(
+    [
+      flatten_util.ravel_pytree(gradient(w, x[[i]], y[[i]]))[0]
+      for i in range(len(x))
+    ]
+  )
+  report = fi.fisher(num_samples=50).report(setup, client)
+  np.testing.assert_allclose(
+    matrix(report), setup.eta * g.T @ g / len(x), atol=1e-13
+  )
+
+
+@pytest.mark.parametrize("name", ["clip", "relu", "exp", "implicit"])
+def test_spectra_never_expand_and_begin_as_gradient_descent(name):
+  x = np.concatenate([[0], np.geomspace(1e-8, 1e4, 200)])
+  f = 1 - np.asarray(curvature.SPECTRA[name](jnp.asarray(x)))
+  assert (np.abs(f) <= 1).all()
+  small = x <= 0.1
+  assert (np.abs(f - (1 - x))[small] <= x[small] ** 2 + 1e-16).all()
+  if name in ("relu", "clip"):
+    np.testing.assert_allclose(f[x <= 1], (1 - x)[x <= 1], atol=1e-15)
+  negative = curvature.SPECTRA[name](jnp.array([-0.3, -5.0]))
+  np.testing.assert_array_equal(negative, 0)  # Left alone: f = 1.
+  # The operator itself, at a rate at which gradient descent expands.
+  for layerwise in (True, False):
+    setup, client = one_client(cases.mlp, eta=30.0, steps=2)
+    eye = jax.vmap(
+      flatten_util.ravel_pytree(jax.tree.map(lambda a: a[0], client.iterates))[
+        1
+      ]
+    )(jnp.eye(43))
+    norms = []
+    for spectrum in (None, name):
+      c = fi.fisher(layerwise=layerwise, spectrum=spectrum)
+      carry = lambda e, c=c, setup=setup, client=client: curvature.propagate(
+        c, setup, c.report(setup, client), e
+      )
+      p = jax.jit(carry)(eye)
+      norms.append(np.linalg.norm(ravel(p), 2))
+    assert norms[0] > 1.5 and norms[1] <= 1 + 1e-12
+
+
+def test_sampled_labels_are_unbiased_for_gauss_newton_and_observed_are_not():
+  setup, client = one_client(cases.logreg)
+  sampled = fi.fisher(labels="sampled")
+
+  @jax.jit
+  @jax.vmap
+  def draw(round_):
+    again = client._replace(draws=client.draws._replace(round=round_))
+    rows = jax.tree.leaves(sampled.report(setup, again).rows)
+    g = jnp.concatenate([r[0] for r in rows], axis=1)
+    return g.T @ g
+
+  draws = np.asarray(draw(jnp.arange(3000, dtype=jnp.int32)))
+  # For softmax regression the Gauss–Newton matrix is the Hessian.
+  truth = hessian(setup, client)
+  error = draws.std(0) / np.sqrt(len(draws))
+  z = np.abs(draws.mean(0) - truth) / np.maximum(error, 1e-12)
+  assert z.max() < 5 and 0.5 < z.mean() < 1.2
+  observed = matrix(fi.fisher().report(setup, client))
+  z = np.abs(observed - truth) / np.maximum(error, 1e-12)
+  assert z.max() > 20
+  assert np.linalg.norm(observed - truth) > 0.2 * np.linalg.norm(truth)
+
+
+def small_cnn_1():
+  model = fi.models.cnn(
+    3, widths=(1, 2), dense=2, activation=None, pool="stride"
+  )
+  return model, cases.make_data((28, 28, 1), sizes=(3, 5, 4, 12, 2, 5))
+
+
+@pytest.mark.parametrize("case", [cases.logreg, small_cnn_1])
+def test_exact_and_approximate_hessians_through_training(case, capsys):
+  """Prints how far apart they are, by layers, as a share of ‖H‖."""
+  model, data = case()
+  eta = 0.4 if case is cases.logreg else 0.1
+  fed = fi.FedAvg(rounds=60, cohort_size=6, local_steps=2, learning_rate=eta)
+  init, step = fi.simulator(model, data, fed)
+  state, distances = init(), {}
+  for stage, rounds in (("start", 0), ("middle", 30), ("end", 30)):
+    state = step(state, rounds) if rounds else state
+    setup, client = one_client(case, params=state.params, eta=eta)
+    true = _diagonal(hessian(setup, client), state.params)
+    for labels in ("observed", "sampled"):
+      report = functools.partial(fi.fisher(labels=labels).report, setup)
+      f = matrix(jax.jit(report)(client))
+      gap = np.linalg.norm(_diagonal(f, state.params) - true)
+      distances[stage, labels] = gap / np.linalg.norm(true)
+  with capsys.disabled():
+    shown = ", ".join(f"{' '.join(k)} {d:.2f}" for k, d in distances.items())
+    print(f"\n{case.__name__}: ‖F − H‖/‖H‖ {shown}")
+  assert all(0 < d < 10 for d in distances.values())
+  # Model and data agree better at the end: the paper's argument.
+  assert distances["end", "observed"] < distances["start", "observed"]
+
+
+def _diagonal(matrix, params):
+  sizes = [a.size for a in jax.tree.leaves(params)]
+  owner = np.repeat(np.arange(len(sizes)), sizes)
+  return np.where(owner[:, None] == owner, matrix, 0)
+
+
+def test_a_dead_layer_never_trips_in_float32():
+  # Layer "a" moves in round 1 only, by client 0, which is never seen again.
+  model = fi.Model(
+    init=lambda key: {"a": jnp.zeros(3), "b": jnp.zeros(3)},
+    apply=lambda params, x: (
+      params["a"][None] * x[:, :1] + params["b"][None] * (1 - x[:, :1])
+    ),
+    loss=lambda outputs, y: jnp.square(outputs - y).sum(1),
+    sample=lambda key, outputs: outputs,
+  )
+  draw = np.random.default_rng(0)
+  flag = lambda k: np.full((7, 1), k == 0, np.float32)
+  data = fi.FederatedData.from_clients(
+    [(flag(k), draw.normal(size=(7, 3)).astype(np.float32)) for k in range(6)]
+  )
+  cohorts = np.stack([draw.permutation(5)[:3] + 1 for _ in range(10_000)])
+  cohorts[0] = [0, 1, 2]
+  fed = fi.FedAvg(
+    rounds=10_000, cohort_size=3, local_steps=2, learning_rate=0.01
+  )
+  guards = {"layer": fi.lwet(), "participant": fi.lwet(per="participant")}
+  run = fi.simulate(
+    model,
+    data,
+    fed,
+    cohorts=cohorts,
+    estimators={
+      f"{name} {per}": fi.estimator(c, guard)
+      for name, c in (
+        ("fisher", fi.fisher(num_samples=3)),
+        ("layerwise", fi.layerwise_hessian()),
+      )
+      for per, guard in guards.items()
+    },
+  )
+  for name, health in run.health.items():
+    assert not health.truncated_at[:, 0].any(), name
+    moved = np.abs(run.eps[name]["a"][0])
+    assert moved.max() > 1e-3  # And it is still there, 9,999 rounds later.
+
+
+def test_an_unguarded_blow_up_ends_finite_and_is_listed():
+  draw = np.random.default_rng(0)
+  data = fi.FederatedData.from_clients(
+    [
+      (draw.normal(size=(n, 4)).astype(np.float32), draw.integers(0, 3, n))
+      for n in (9, 14, 5, 12)
+    ]
+  )
+  fed = fi.FedAvg(rounds=300, cohort_size=2, local_steps=2, learning_rate=30.0)
+  run = fi.simulate(
+    fi.models.logreg(4, 3),
+    data,
+    fed,
+    estimators={
+      "loose": fi.estimator(fi.fisher(), fi.no_guard()),
+      "whole": fi.estimator(fi.fisher(layerwise=False), fi.no_guard()),
+      "guarded": fi.estimator(fi.fisher(), fi.lwet()),
+    },
+  )
+  for name in ("loose", "whole", "guarded"):
+    assert np.isfinite(ravel(run.eps[name])).all()
+  assert run.health["loose"].nonfinite_at.any()
+  assert run.health["whole"].nonfinite_at.any()
+  assert not run.health["loose"].truncated_at.any()
+  assert run.health["guarded"].truncated_at.any()
+  assert not run.health["guarded"].nonfinite_at.any()
+
+
+def test_lwet_never_trips_on_the_convex_setting_1():
+  """The paper's claim; with the exact layer Hessians and with Fisher's."""
+  train, _ = fi.data.synthetic().split(0.9, seed=0)
+  single = fi.FederatedData.from_clients(
+    [(x.astype(np.float32), y) for x, y in train.clients()], train.ids, 5
+  )
+  fed = fi.FedAvg(
+    rounds=200, cohort_size=10, local_steps=5, learning_rate=0.003
+  )
+  run = fi.simulate(
+    fi.models.logreg(60, 5),
+    single,
+    fed,
+    estimators={"both": fi.estimator(fi.fisher(), fi.lwet())},
+  )
+  assert not run.health["both"].truncated_at.any()
+  assert (run.health["both"].growth > 0.9).any()
+
+
+def test_a_trip_with_exact_layer_hessians_implies_gamma_above_one():
+  model, data = cases.mlp()
+  fed = fi.FedAvg(rounds=5, cohort_size=3, local_steps=2, learning_rate=2.0)
+  estimators = {"lwet": fi.estimator(fi.layerwise_hessian(), fi.lwet())}
+  init, step = fi.simulator(model, data, fed, estimators=estimators)
+  cohorts = rng.cohorts(0, rng.id_words(data.ids), 5, 3)
+  state, tripped = init(), 0
+  for t, cohort in enumerate(cohorts, start=1):
+    before = jax.tree.map(np.asarray, state.params)
+    state = step(state)
+    at = np.asarray(state.estimators["lwet"].truncated_at)
+    # A removal that the cohort does not touch has the round's own weights.
+    rows = np.setdiff1d(np.arange(6), cohort)
+    layers = (at[rows] == t).any(0)
+    if layers.any():
+      gamma = theory.round_theory(model, data, fed, before, cohort, t)
+      assert (gamma.gamma[layers] > 1).all() and (gamma.case[layers] == 3).all()
+      tripped += layers.sum()
+  assert tripped
+
+
+@pytest.mark.parametrize("num_clients", [1, 4])
+def test_everyone_takes_part_and_one_client_is_all_there_is(num_clients):
+  draw = np.random.default_rng(0)
+  data = fi.FederatedData.from_clients(
+    [
+      (draw.normal(size=(n, 4)), draw.integers(0, 3, n))
+      for n in (3, 9, 5, 7)[:num_clients]
+    ]
+  )
+  fed = fi.FedAvg(
+    rounds=4, cohort_size=num_clients, local_steps=2, learning_rate=0.1
+  )
+  estimators = {
+    "basic": fi.estimator(fi.exact_hessian(), fi.no_guard()),
+    "both": fi.estimator(fi.fisher(), fi.lwet()),
+    "fine": fi.estimator(fi.fisher(), fi.lwet(per="participant")),
+    "truncated": fi.estimator(fi.truncated(), fi.lwet()),
+  }
+  model = fi.models.logreg(4, 3)
+  w_0 = jax.tree.map(np.zeros_like, model.init(jax.random.key(0)))
+  run = fi.simulate(
+    model, data, fed, estimators=estimators, exact=True, params=w_0,
+    removals=np.eye(num_clients, dtype=bool)[:1],
+  )  # fmt: skip
+  if num_clients == 1:  # Nobody is left: the counterfactual never moves.
+    for name in estimators:
+      close(run.eps[name], run.exact_eps, atol=1e-15)
+      close(
+        run.eps[name],
+        jax.tree.map(lambda w: -w[None], run.params),
+        atol=1e-15,
+      )
+      assert not run.health[name].truncated_at.any()
+  else:
+    error = lambda name: np.linalg.norm(
+      ravel(run.eps[name]) - ravel(run.exact_eps)
+    )
+    assert error("basic") < 0.1 * error("both") < 0.1 * error("truncated")
+
+
+SHARED = {
+  "both": fi.estimator(fi.fisher(num_samples=4), fi.lwet()),
+  "fine": fi.estimator(fi.fisher(num_samples=4), fi.lwet(per="participant")),
+  "relu": fi.estimator(
+    fi.fisher(layerwise=False, spectrum="relu"), fi.no_guard()
+  ),
+}
+
+
+def test_chunks_of_uploads_change_nothing():
+  draw = np.random.default_rng(0)
+  data = fi.FederatedData.from_clients(
+    [(draw.normal(size=(n, 4)), draw.integers(0, 3, n))
+     for n in (90, 2, 30, 14, 61, 20)]
+  )  # fmt: skip
+  fed = fi.FedAvg(rounds=5, cohort_size=4, local_steps=2, learning_rate=2.0)
+  runs = [
+    fi.simulate(
+      fi.models.logreg(4, 3), data, fed, estimators=SHARED, upload_chunk=chunk
+    )
+    for chunk in (None, 1)
+  ]
+  for name in SHARED:
+    close(runs[0].eps[name], runs[1].eps[name], rtol=0, atol=1e-12)
+    close(runs[0].health[name].truncated_at, runs[1].health[name].truncated_at)
+
+
+def test_jit_equals_eager():
+  chosen = {name: SHARED[name] for name in ("both", "fine")}
+  make = functools.partial(
+    simulate, chosen, rounds=2, removals=np.eye(6, dtype=bool)[:3]
+  )
+  compiled = make()
+  with jax.disable_jit():
+    eager = make()
+  for name in SHARED:
+    for a, b in zip(*(jax.tree.leaves(run.eps[name]) for run in
+                      (compiled, eager)), strict=True):  # fmt: skip
+      np.testing.assert_allclose(
+        a, b, rtol=0, atol=4 * np.spacing(abs(b).max())
+      )
+
+
+def test_one_program_and_no_buffer_of_removals_by_participants_by_parameters(
+  compilations,
+):
+  features, classes, num_clients, cohort = 300, 10, 64, 48
+  draw = np.random.default_rng(0)
+  data = fi.FederatedData.from_clients(
+    [
+      (draw.normal(size=(6, features)), draw.integers(0, classes, 6))
+      for _ in range(num_clients)
+    ]
+  )
+  fed = fi.FedAvg(
+    rounds=3, cohort_size=cohort, local_steps=1, learning_rate=0.1
+  )
+  small = {
+    "coarse": fi.estimator(fi.fisher(num_samples=3), fi.lwet()),
+    "fine": fi.estimator(fi.fisher(num_samples=3), fi.lwet(per="participant")),
+    "layerwise": fi.estimator(fi.layerwise_hessian(), fi.lwet()),
+  }
+  init, step = fi.simulator(
+    fi.models.logreg(features, classes), data, fed, estimators=small
+  )
+  state = init()
+  program = jax.jit(step).lower(state).compile()
+  whole = num_clients * cohort * (features + 1) * classes * 8
+  assert program.memory_analysis().temp_size_in_bytes < whole / 2
+  before = len(compilations)
+  state = step(step(state), 2)
+  jax.block_until_ready(state)
+  assert len(compilations) - before == 1
+
+
+def test_estimators_share_uploads():
+  setup, client = one_client(cases.logreg)
+  keys = {
+    fi.fisher().key,
+    fi.fisher(layerwise=False).key,
+    fi.fisher(labels="sampled").key,
+    fi.fisher(rank=3).key,
+    fi.fisher(rank=3, layerwise=False).key,
+  }
+  assert len(keys) == 4  # The first two send the same gradients.
+  report = fi.fisher(num_samples=4).report(setup, client)
+  shapes = [r.shape for r in jax.tree.leaves(report.rows)]
+  assert shapes == [(1, 4, 3), (1, 4, 12)]
+  report = fi.fisher(num_samples=6, rank=4).report(setup, client)
+  shapes = [r.shape for r in jax.tree.leaves(report.rows)]
+  assert shapes == [(1, 3, 3), (1, 4, 12)]  # min(rank, S_k, P_j)
+  vectors, values = fi.lowrank_hessian(rank=5).report(setup, client)
+  assert [r.shape for r in jax.tree.leaves(vectors)] == [(1, 5, 3), (1, 5, 12)]
+  assert values.shape == (1, 5)
+  assert fi.truncated().report(setup, client) == ()
+
+
+@pytest.mark.parametrize(
+  ("optimizer", "expected"),
+  [
+    (optax.sgd(0.25), 0.25),
+    (optax.sgd(0.25, momentum=0.9), None),
+    (optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.2)), None),
+    (optax.sgd(optax.linear_schedule(0.1, 0.3, 2)), None),
+    (optax.adam(0.1), ValueError),
+    (optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)), ValueError),
+    (optax.sign_sgd(0.1), ValueError),
+  ],
+)
+def test_linear_optimisers_are_told_apart(optimizer, expected):
+  fed = fi.FedAvg(
+    rounds=1, cohort_size=1, local_steps=3, client_optimizer=optimizer
+  )
+  params = {"a": jnp.zeros((2, 3)), "b": jnp.zeros(2, jnp.float32)}
+  if expected is ValueError:
+    with pytest.raises(ValueError, match="client_optimizer is not linear"):
+      tangent.plain_rate(fed, params)
+  else:
+    rate = tangent.plain_rate(fed, params)
+    assert rate == (expected and pytest.approx(expected, rel=1e-5))
+
+
+def run_momentum(c):
+  model, data = cases.logreg()
+  fed = fi.FedAvg(
+    rounds=1,
+    cohort_size=3,
+    local_steps=2,
+    client_optimizer=optax.sgd(0.1, momentum=0.5),
+  )
+  fi.simulate(
+    model, data, fed, estimators={"a": fi.estimator(c, fi.no_guard())}
+  )
+
+
+BAD = {
+  "samples": (lambda: fi.fisher(num_samples=0), "num_samples is 0"),
+  "labels": (lambda: fi.fisher(labels="true"), "labels is 'true'"),
+  "rank": (lambda: fi.fisher(rank=-1), "rank is -1"),
+  "spectrum": (lambda: fi.fisher(spectrum="log"), "spectrum is 'log'"),
+  "per": (lambda: fi.lowrank_hessian(rank=2, per="day"), "per is 'day'"),
+  "upload": (lambda: fi.dense_hessian(upload="all"), "upload is 'all'"),
+  "guard": (lambda: fi.lwet(per="client"), "per is 'client'"),
+  "tolerance": (lambda: fi.lwet(tolerance=-1), "tolerance is -1"),
+  "momentum spectrum": (
+    lambda: run_momentum(fi.fisher(spectrum="exp")),
+    "spectrum='exp' is defined for plain gradient descent only",
+  ),
+  "momentum round": (
+    lambda: run_momentum(fi.lowrank_hessian(rank=2, per="round")),
+    "per='round' is defined for plain gradient descent only",
+  ),
+  "name": (
+    lambda: simulate({"exact": SHARED["both"]}),
+    '"exact" is the name of the ground truth',
+  ),
+  "not an estimator": (
+    lambda: simulate({"both": fi.fisher()}),
+    "estimators: 'both' is not an estimator",
+  ),
+  "chunk": (lambda: simulate({}, upload_chunk=0), "upload_chunk is 0"),
+  "dense": (
+    lambda: fi.simulate(
+      fi.models.logreg(1500, 3),
+      cases.make_data((1500,)),
+      fi.FedAvg(rounds=1, cohort_size=1, local_steps=1, learning_rate=0.1),
+      estimators={"a": fi.estimator(fi.dense_hessian(), fi.no_guard())},
+    ),
+    "dense_hessian: dense/kernel has 4,500 parameters; at most 4,096",
+  ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_errors_say_what_would_be_right(name):
+  call, message = BAD[name]
+  with pytest.raises(ValueError, match=message):
+    call()
