@@ -174,8 +174,8 @@ def simulator(
   if jnp.issubdtype(data.x.dtype, jnp.floating):
     params = tree.cast(params, data.x.dtype)  # The data's dtype rules the run.
 
-  # A curvature that cannot upload makes an R × P result for each client of a
-  # wave: one at a time.
+  # A curvature that cannot upload makes an R × P result for each participant:
+  # they are heard one at a time.
   alone = any(not e.curvature.uploads for e in estimators.values())
   schedule = packing.schedule(
     cohorts, data.num_examples, fed.batch_size, max_lanes=1 if alone else None
@@ -206,10 +206,11 @@ def simulator(
   sizes = _sizes(setup, estimators, params, data, schedule)
   if len(rows) and replay_chunk is None:
     replay_chunk = memory.chunk_size(len(rows), sizes.replay_row)
-  upload_chunk = _divisor(
-    schedule.size_class.shape[1],
-    upload_chunk or max(1, UPLOAD_BYTES // max(1, sizes.upload_wave)),
-  )
+  if alone:
+    upload_chunk = 1
+  elif upload_chunk is None:
+    upload_chunk = max(1, UPLOAD_BYTES // max(1, sizes.upload_wave))
+  upload_chunk = _divisor(schedule.size_class.shape[1], upload_chunk)
   advance = _advance(
     setup, estimators, schedule.sizes, replay_chunk, upload_chunk
   )
