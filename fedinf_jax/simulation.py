@@ -153,8 +153,8 @@ def simulator(
     params: w_0; None: drawn from the seed.
     seed: of every draw.
     replay_chunk: removals replayed at once; None: as memory allows.
-    upload_chunk: waves of participants whose uploads are held at once; None: as
-      memory allows.
+    upload_chunk: waves of participants whose uploads are held at once (at most,
+      and a divisor of their number); None: as memory allows.
 
   Returns:
     The pair (init, step): `init() -> state`; `step(state, rounds=1) -> state`
@@ -174,19 +174,26 @@ def simulator(
   if jnp.issubdtype(data.x.dtype, jnp.floating):
     params = tree.cast(params, data.x.dtype)  # The data's dtype rules the run.
 
-  # A curvature that cannot upload makes an R × P result for each participant:
-  # they are heard one at a time.
-  alone = any(not e.curvature.uploads for e in estimators.values())
-  schedule = packing.schedule(
-    cohorts, data.num_examples, fed.batch_size, max_lanes=1 if alone else None
-  )
   linear = any(e.curvature.linear for e in estimators.values())
+  largest = int(data.num_examples.max())
   setup = curvature.Setup(
     model,
     fed,
     tangent.plain_rate(fed, params) if linear else None,
-    min(schedule.sizes[-1], fed.batch_size or schedule.sizes[-1]),
+    min(largest, fed.batch_size or largest),
   )
+  # Participants whose uploads fit in memory together are heard together. A
+  # curvature that cannot upload makes an R × P result for each: one at a time.
+  together = UPLOAD_BYTES // max(
+    1, _upload_bytes(setup, estimators, params, data)
+  )
+  if any(not e.curvature.uploads for e in estimators.values()):
+    together = 1
+  schedule = packing.schedule(
+    cohorts, data.num_examples, fed.batch_size, max_lanes=max(1, together)
+  )
+  _, num_waves, lanes = schedule.clients.shape
+  upload_chunk = _divisor(num_waves, upload_chunk or max(1, together // lanes))
   num_removals = data.num_clients if mask is None else len(mask)
   everyone = np.arange(num_removals)
   slots, num_slots = _slots(cohorts, data.num_clients)
@@ -203,14 +210,9 @@ def simulator(
     make(rows=rows) if len(rows) else None,
     jax.random.key(seed),
   )
-  sizes = _sizes(setup, estimators, params, data, schedule)
   if len(rows) and replay_chunk is None:
-    replay_chunk = memory.chunk_size(len(rows), sizes.replay_row)
-  if alone:
-    upload_chunk = 1
-  elif upload_chunk is None:
-    upload_chunk = max(1, UPLOAD_BYTES // max(1, sizes.upload_wave))
-  upload_chunk = _divisor(schedule.size_class.shape[1], upload_chunk)
+    per_row = _replay_bytes(setup, params, data, lanes)
+    replay_chunk = memory.chunk_size(len(rows), per_row)
   advance = _advance(
     setup, estimators, schedule.sizes, replay_chunk, upload_chunk
   )
@@ -417,41 +419,34 @@ def _applied_eps(estimators, states):
   }
 
 
-class _Sizes(NamedTuple):
-  replay_row: int  # bytes of the temporaries of one replayed removal
-  upload_wave: int  # bytes of the uploads of one wave
+def _upload_bytes(setup, estimators, params, data):
+  """Returns the bytes of one participant's uploads."""
+  shape = lambda a: jax.ShapeDtypeStruct(
+    (setup.max_rows, *a.shape[1:]), a.dtype
+  )
+  number = jax.ShapeDtypeStruct((), jnp.int32)
+  examples = packing.Examples(shape(data.x), shape(data.y), number, number)
+  draws = rng.Draws(
+    jax.eval_shape(lambda: jax.random.key(0)),
+    number,
+    jax.ShapeDtypeStruct((2,), jnp.uint32),
+  )
+  train = fedavg.local_training(setup.model, setup.fed)
+  take_part = _participant(setup, estimators, train)
+  return memory.tree_bytes(
+    jax.eval_shape(take_part, (params, {}), examples, draws)[2]
+  )
 
 
-def _sizes(setup, estimators, params, data, schedule):
-  """Bounds the memory of a round's parts, to choose chunks by."""
-  lanes = schedule.clients.shape[2]
-  rows = lanes * setup.max_rows
+def _replay_bytes(setup, params, data, lanes):
+  """Bounds the temporaries that one removal adds to a round of the replay."""
   x, y = (
-    jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype)
+    jax.ShapeDtypeStruct((lanes * setup.max_rows, *a.shape[1:]), a.dtype)
     for a in (data.x, data.y)
   )
   loss = lambda w, x, y: setup.model.loss(setup.model.apply(w, x), y).mean()
   temporaries = memory.intermediate_bytes(jax.grad(loss), params, x, y)
-  train = fedavg.local_training(setup.model, setup.fed)
-  size = schedule.sizes[-1]
-  count = jax.ShapeDtypeStruct((), jnp.int32)
-  examples = packing.Examples(
-    *(
-      jax.ShapeDtypeStruct((size, *a.shape[1:]), a.dtype)
-      for a in (data.x, data.y)
-    ),
-    count,
-    count,
-  )
-  words = jax.ShapeDtypeStruct((2,), jnp.uint32)
-  draws = rng.Draws(jax.eval_shape(lambda: jax.random.key(0)), count, words)
-  uploads = jax.eval_shape(
-    _participant(setup, estimators, train), (params, {}), examples, draws
-  )[2]
-  return _Sizes(
-    temporaries + 4 * memory.tree_bytes(params),
-    lanes * memory.tree_bytes(uploads),
-  )
+  return temporaries + 4 * memory.tree_bytes(params)
 
 
 def _divisor(number, limit):
