@@ -9,6 +9,7 @@ import numpy as np
 from rich import console as rich_console
 from rich import progress as rich_progress
 from rich import table as rich_table
+from scipy import stats
 
 from experiments import launch
 import fedinf_jax as fi
@@ -16,6 +17,13 @@ from fedinf_jax import packing
 from fedinf_jax import rng
 
 _CONFIG = launch.define_config("quickstart")
+# The paper's estimator, and one of ours at the same upload.
+ESTIMATORS = {
+  "both": fi.estimator(fi.fisher(), fi.lwet()),
+  "relu": fi.estimator(
+    fi.fisher(labels="sampled", layerwise=False, spectrum="relu"), fi.no_guard()
+  ),
+}
 BLOCK = 10  # Rounds between two updates of the progress bar.
 
 
@@ -31,7 +39,12 @@ def main(argv):
   )
   fed = fi.FedAvg(**config.fed)
   init, step = fi.simulator(
-    model, train, fed, exact=config.exact, seed=config.seed
+    model,
+    train,
+    fed,
+    estimators=ESTIMATORS,
+    exact=config.exact,
+    seed=config.seed,
   )
   cohorts = rng.cohorts(
     config.seed, rng.id_words(train.ids), fed.rounds, fed.cohort_size
@@ -60,14 +73,18 @@ def main(argv):
     f" {float(fi.metrics.cross_entropy(outputs, y)):.4f}, accuracy"
     f" {float(fi.metrics.accuracy(outputs, y)):.4f}"
   )
-  if config.exact:
-    selected = np.bincount(cohorts.ravel(), minlength=train.num_clients)
-    fil = np.asarray(run.influence(fi.metrics.loss, x, y, of="exact"))
-    fia = np.asarray(run.influence(fi.metrics.accuracy, x, y, of="exact"))
-    _print_extremes(screen, train, selected, fil, fia)
+  selected = np.bincount(cohorts.ravel(), minlength=train.num_clients)
+  scores = {
+    of: np.asarray(run.influence(fi.metrics.loss, x, y, of=of))
+    for of in [*(["exact"] if config.exact else []), *ESTIMATORS]
+  }
+  _print_extremes(screen, train, selected, scores)
+  _print_agreement(screen, run, scores)
 
 
-def _print_extremes(screen, train, selected, fil, fia):
+def _print_extremes(screen, train, selected, scores):
+  """Prints the clients that help and hurt most, by the first of the scores."""
+  fil = next(iter(scores.values()))
   order = np.argsort(-fil)
   helpful = [k for k in order[:10] if fil[k] > 0]
   harmful = [k for k in order[::-1][:10] if fil[k] < 0]
@@ -77,25 +94,38 @@ def _print_extremes(screen, train, selected, fil, fia):
   ):
     table = rich_table.Table(title=title, title_justify="left")
     table.add_column("client")
-    for name in ("examples", "rounds in", "exact FIL", "exact FIA"):
+    for name in ("examples", "rounds in", *(f"FIL {of}" for of in scores)):
       table.add_column(name, justify="right")
-    table.add_column("without it the loss")
+    table.add_column("loss then")
     for k in clients:
       table.add_row(
         str(train.ids[k]),
         str(train.num_examples[k]),
         str(selected[k]),
-        f"{fil[k]:+.2e}",
-        f"{fia[k]:+.4f}",
+        *(f"{values[k]:+.2e}" for values in scores.values()),
         words,
       )
     screen.print(table)
   screen.print(
     "FIL = loss(without) − loss(with) on the test examples: positive is helpful"
-    " (loss would rise).\nFIA likewise for accuracy: negative is helpful"
-    f" (accuracy would fall). {int((fil == 0).sum())} of {len(fil)} clients"
-    " change nothing: they were never drawn."
+    f" (the loss would rise). {int((selected == 0).sum())} of {len(fil)}"
+    " clients were never drawn."
   )
+
+
+def _print_agreement(screen, run, scores):
+  """Prints how far each estimate can be trusted."""
+  for of in ESTIMATORS:
+    truncated = float((run.health[of].truncated_at > 0).mean())
+    growth = float(run.health[of].growth.max())
+    line = f"{of}: {truncated:.0%} of layers truncated, largest growth of a"
+    line += f" round {growth:.3f}"
+    if "exact" in scores:
+      pearson = stats.pearsonr(scores[of], scores["exact"])[0]
+      spearman = stats.spearmanr(scores[of], scores["exact"])[0]
+      line += f"; against exact FIL Pearson {pearson:.4f}, Spearman"
+      line += f" {spearman:.4f}"
+    screen.print(line)
 
 
 def _progress_bar(screen):

@@ -249,6 +249,23 @@ def simulator(
   return Simulator(init, step)
 
 
+def from_exact(state: State, name: str) -> State:
+  """Returns the state with an estimator's ε replaced by the exact one.
+
+  One `step` later, that estimator is off by what the round itself added, the
+  o(C) of Theorem 1: see `theory.new_error`.
+  """
+  estimator = state.estimators[name]
+  num_removals = estimator.growth.shape[0]
+  if state.rows is None or not np.array_equal(
+    state.rows, np.arange(num_removals)
+  ):
+    raise ValueError("from_exact needs a run with exact=True")
+  exact = jax.tree.map(lambda a, w: a - w[None], state.replay, state.params)
+  estimators = {**state.estimators, name: estimator._replace(eps=exact)}
+  return state._replace(estimators=estimators)
+
+
 def simulate(
   model: types.Model,
   data: federated.FederatedData,

@@ -173,28 +173,17 @@ def fip_norms(eps: types.Params) -> jax.Array:
   return jnp.sqrt(sum(square(a) for a in jax.tree.leaves(eps)))
 
 
-def new_error(
-  eps_star_t: types.Params,
-  sequential: types.Params,
-  combinatorial: types.Params,
-) -> jax.Array:
-  r"""Returns the error a round adds, the o(C) of Theorem 1.
+def new_error(exact: types.Params, one_step: types.Params) -> jax.Array:
+  r"""Returns the error that a round adds, the o(C) of Theorem 1, [R].
 
       ‖ε_t^* − M_t ε_{t-1}^* − (w_t(C_t → C_t \ r) − w_t)‖
 
   Args:
-    eps_star_t: exact FIP after the round, leaves [R, ...].
-    sequential: M_t ε_{t-1}^*, the exact FIP before it, propagated.
-    combinatorial: the combinatorial influence.
-
-  Returns:
-    [R].
+    exact: ε_t^*, the exact FIP after the round, leaves [R, ...].
+    one_step: an estimator's ε_t, started from the exact ε_{t-1}^*; see
+      `simulation.from_exact`.
   """
-  return fip_norms(
-    jax.tree.map(
-      lambda e, s, c: e - s - c, eps_star_t, sequential, combinatorial
-    )
-  )
+  return fip_norms(jax.tree.map(jnp.subtract, exact, one_step))
 
 
 def theorem2_bound(gamma, C):

@@ -357,6 +357,37 @@ def test_a_trip_with_exact_layer_hessians_implies_gamma_above_one():
   assert tripped
 
 
+def test_the_new_error_of_a_round_and_the_theorems():
+  model, data = cases.logreg()
+  fed = fi.FedAvg(rounds=6, cohort_size=3, local_steps=2, learning_rate=0.3)
+  none = fi.no_guard()
+  estimators = {
+    "basic": fi.estimator(fi.exact_hessian(), none),
+    "restarted": fi.estimator(fi.exact_hessian(), none),
+    "truncated": fi.estimator(fi.truncated(), none),
+  }
+  init, step = fi.simulator(model, data, fed, estimators=estimators, exact=True)
+  state, total, largest, worst = init(), 0.0, 0.0, 0.0
+  for _ in range(fed.rounds):
+    state = step(fi.from_exact(state, "restarted"))
+    run = fi.Run.of(model, state)
+    exact, eps = run.exact_eps, run.eps
+    added = theory.new_error(exact, eps["restarted"])
+    error = theory.new_error(exact, eps["basic"])
+    total = total + np.asarray(added)
+    largest = max(largest, float(theory.fip_norms(exact).max()))
+    worst = max(worst, float(added.max()))
+    # Theorem 1 in Case 2 (convex): errors add up and never grow.
+    assert (np.asarray(error) <= total + 1e-12).all()
+    # Theorem 2: the truncated estimator is off by γC + o(C) at most, γ = 1.
+    off = theory.new_error(exact, eps["truncated"])
+    bound = theory.theorem2_bound(1.0, largest) + worst
+    assert float(off.max()) <= bound + 1e-12
+  assert 0 < worst < 0.2 * largest  # o(C), and not nothing.
+  with pytest.raises(ValueError, match="from_exact needs"):
+    fi.from_exact(state._replace(rows=None), "basic")
+
+
 @pytest.mark.parametrize("num_clients", [1, 4])
 def test_everyone_takes_part_and_one_client_is_all_there_is(num_clients):
   draw = np.random.default_rng(0)

@@ -30,6 +30,8 @@ def test_the_main_job_prints_who_helps_and_who_hurts():
   assert "Most harmful: without them the test loss would fall" in done.stdout
   assert done.stdout.count("rises") == 10
   assert done.stdout.count("falls") == 10
+  assert "relu: 0% of layers truncated" in done.stdout
+  assert "against exact FIL Pearson 0.9" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["setting1", "setting1_convex"])
@@ -38,6 +40,7 @@ def test_settings_run_without_the_replay(name):
     f"--config=experiments/configs/{name}.py",
     "--config.exact=False",
     "--config.fed.rounds=20",
+    "--config.data.num_clients=100",
   )
   assert done.returncode == 0, done.stderr
   assert "after 20 rounds: test loss" in done.stdout

@@ -233,13 +233,11 @@ def test_on_a_quadratic_no_error_is_new_and_theorem_2_holds():
     )
     actual = round_of(actual, everyone)
     eps_t = {"w": replayed - actual}
-    sequential = {"w": shrink * eps_tm1["w"]}
-    np.testing.assert_allclose(
-      theory.new_error(eps_t, sequential, combinatorial), 0, atol=1e-15
-    )
+    one_step = {"w": shrink * eps_tm1["w"] + combinatorial["w"]}
+    np.testing.assert_allclose(theory.new_error(eps_t, one_step), 0, atol=1e-15)
     norms = theory.fip_norms(eps_t)
     np.testing.assert_allclose(norms, np.linalg.norm(eps_t["w"], axis=1))
-    truncated = theory.new_error(eps_t, {"w": np.zeros((4, 3))}, combinatorial)
+    truncated = theory.new_error(eps_t, combinatorial)
     bound = theory.theorem2_bound(found.gamma, theory.fip_norms(eps_tm1).max())
     assert (np.asarray(truncated) <= bound + 1e-15).all()
     assert found.case == 1
