@@ -85,9 +85,9 @@ def estimator(
   """Builds an estimator.
 
   Returns:
-    An `Estimator`; `update(setup, state, participants, round_, local, params,
-    hits=None)` is one round: `local` − w_{t-1} are the participants' updates
-    (leaves [B, ...]), `params` the pair (w_{t-1}, w_t).
+    An `Estimator`. One round on a server is `update(setup, state,
+    participants, round_, updates, change)`, where `updates` are
+    w_{t,m}^k − w_{t-1} (leaves [B, ...]) and `change` is w_{t-1} − w_t.
   """
   fine = guard.per == "participant"
 
@@ -241,8 +241,14 @@ def estimator(
     dropped = so_far.dropped
     return EstimatorState(eps, truncated_at, nonfinite_at, growth, dropped)
 
-  def update(setup, state, participants, round_, updates, change, hits=None):
-    so_far = absorb(setup, state.eps, begin(state), participants, hits)
+  def update(setup, state, participants, round_, updates, change):
+    if not curvature.uploads:
+      raise ValueError(
+        f"{curvature.name} has nothing that a client could upload; it works in"
+        " `simulate` only"
+      )
+    _check_report(participants, state.eps)
+    so_far = absorb(setup, state.eps, begin(state), participants)
     return end(
       state,
       so_far,
@@ -287,6 +293,26 @@ def combinatorial(shares, base, updates):
     lambda a: jnp.tensordot(differences, a, 1, precision=lax.Precision.HIGHEST),
     updates,
   )
+
+
+def _check_report(participants, eps):
+  """Refuses reports that do not fit the model or each other."""
+  num_participants = participants.shares.shape[1]
+  for leaf in jax.tree.leaves(participants.report):
+    if leaf.shape[0] != num_participants:
+      raise ValueError(
+        f"report: {leaf.shape[0]} participants for {num_participants} shares"
+      )
+  if isinstance(participants.report, curvatures.Rows):
+    rows = jax.tree.leaves(participants.report.rows)
+    for name, a, e in zip(tree.names(eps), rows, jax.tree.leaves(eps),
+                          strict=True):  # fmt: skip
+      size = e[0].size
+      if a.ndim != 4 or a.shape[-1] != size:
+        raise ValueError(
+          f"report: {name} has shape {list(a.shape)}; it must be"
+          f" [participants, steps, rows, {size}]"
+        )
 
 
 def _layer_dots(a, b):

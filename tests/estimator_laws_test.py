@@ -12,6 +12,7 @@ import pytest
 import fedinf_jax as fi
 from fedinf_jax import curvature
 from fedinf_jax import fedavg
+from fedinf_jax import influence
 from fedinf_jax import packing
 from fedinf_jax import rng
 from fedinf_jax import tangent
@@ -500,6 +501,71 @@ def test_one_program_and_no_buffer_of_removals_by_participants_by_parameters(
   state = step(step(state), 2)
   jax.block_until_ready(state)
   assert len(compilations) - before == 1
+
+
+def federation_round(case, estimator, state, params, cohort, round_, fed):
+  """One round as clients and a server would do it, apart from each other."""
+  model, data = case
+  packed = packing.clients(data)
+  largest = int(data.num_examples.max())
+  setup = curvature.Setup(model, fed, fed.learning_rate, largest)
+  train = fedavg.local_training(model, fed)
+
+  @jax.jit
+  def client(k, params):
+    examples = packing.take(packed, k, largest)
+    draws = rng.Draws(jax.random.key(0), jnp.int32(round_), packed.words[k])
+    local, iterates = train(params, examples, draws)
+    context = curvature.Client(iterates, examples, draws)
+    return local, estimator.curvature.report(setup, context)
+
+  sent = [client(jnp.int32(k), params) for k in cohort]
+  stack = lambda trees: jax.tree.map(lambda *a: jnp.stack(a), *trees)
+  local, report = (stack(part) for part in zip(*sent, strict=True))
+  counts = jnp.asarray(data.num_examples[cohort])
+  new = fedavg.aggregate(local, counts)
+  base = fedavg.weights(counts, jnp.float64)
+  left = jnp.where(np.arange(6)[:, None] == cohort[None], 0, counts[None])
+  participants = influence.Participants(
+    report, influence.shares_of(left, counts, base), base, jnp.asarray(cohort)
+  )
+  updates = jax.tree.map(lambda a, w: a - w[None], local, params)
+  change = jax.tree.map(jnp.subtract, params, new)
+  state = estimator.update(setup, state, participants, round_, updates, change)
+  return state, new, (setup, participants, updates, change)
+
+
+@pytest.mark.parametrize("name", ["both", "fine"])
+def test_a_federation_gets_what_the_simulation_measures(name):
+  case = cases.mlp()
+  model, data = case
+  fed = fi.FedAvg(rounds=3, cohort_size=3, local_steps=2, learning_rate=2.0)
+  params = jax.tree.map(
+    lambda a: jnp.asarray(a, jnp.float64), model.init(jax.random.key(1))
+  )
+  estimator = SHARED[name]
+  run = fi.simulate(
+    model, data, fed, estimators={name: estimator}, params=params
+  )
+  state = estimator.init(params, 6, 6)
+  cohorts = rng.cohorts(0, rng.id_words(data.ids), 3, 3)
+  for t, cohort in enumerate(cohorts, start=1):
+    state, params, last = federation_round(
+      case, estimator, state, params, cohort, t, fed
+    )
+  close(state.eps, run.eps[name], rtol=0, atol=1e-12)
+  close(state.truncated_at, run.health[name].truncated_at)
+  setup, participants, updates, change = last
+  simulated = fi.estimator(fi.exact_hessian(), fi.no_guard())
+  with pytest.raises(ValueError, match="exact_hessian has nothing that a"):
+    simulated.update(setup, state, participants, 4, updates, change)
+  rows = jax.tree.map(lambda a: a[..., 1:], participants.report.rows)
+  wrong = participants._replace(report=curvature.Rows(rows, None))
+  with pytest.raises(ValueError, match=r"report: Dense_0/bias has shape"):
+    estimator.update(setup, state, wrong, 4, updates, change)
+  wrong = participants._replace(shares=participants.shares[:, :2])
+  with pytest.raises(ValueError, match="report: 3 participants for 2 shares"):
+    estimator.update(setup, state, wrong, 4, updates, change)
 
 
 def test_estimators_share_uploads():
