@@ -2,7 +2,7 @@
 
 python -m experiments.run
 
-Two cores: about 20 seconds, imports and compilation included.
+Two cores: about 40 seconds, most of them compilation.
 """
 
 from experiments.configs import setting1_convex

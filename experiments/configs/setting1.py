@@ -3,7 +3,7 @@
 python -m experiments.run --config=experiments/configs/setting1.py
 
 LEAF's `log_reg` puts a sigmoid on its logits, which costs convexity. Two cores:
-about 8 minutes with the replay of all 1000 clients, 10 s with
+about 8 minutes with the replay of all 1000 clients, 2 minutes with
 --config.exact=False. Expect test loss 1.33–1.40 and accuracy 0.47–0.60.
 """
 
