@@ -2,25 +2,24 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence
-import dataclasses
 import functools
 from typing import Any
 from typing import NamedTuple
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
 from fedinf_jax import checks
 from fedinf_jax import curvature
+from fedinf_jax import engine
 from fedinf_jax import fedavg
 from fedinf_jax import influence
 from fedinf_jax import leave_one_out
 from fedinf_jax import memory
-from fedinf_jax import metrics
 from fedinf_jax import packing
 from fedinf_jax import rng
+from fedinf_jax import runs
 from fedinf_jax import tangent
 from fedinf_jax import tree
 from fedinf_jax import types
@@ -29,99 +28,12 @@ from fedinf_jax.data import federated
 UPLOAD_BYTES = 2**30  # What uploads held at once may take.
 
 
-class State(NamedTuple):
-  """All that changes from round to round: what a checkpoint holds."""
-
-  round: jax.Array  # int32 [], rounds done
-  params: types.Params  # w_t
-  estimators: dict[str, influence.EstimatorState]
-  replay: types.Params | None  # w_t^(r) of the replayed rows, leaves [E, ...]
-  rows: jax.Array | None  # int32 [E], which removals they are
-  diverged: jax.Array  # int32 [], first client of a non-finite upload; or -1
-
-
 class Simulator(NamedTuple):
   """A run whose loop belongs to the caller."""
 
-  init: Callable[[], State]
+  init: Callable[[], runs.State]
   # step(state, rounds=1) -> state. The state given is used up (donated).
-  step: Callable[..., State]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Run:
-  """What a run leaves behind.
-
-  Attributes:
-    params: w_T.
-    eps: each estimator's FIP, leaves [R, ...].
-    health: how each estimator fared.
-    exact_eps: exact FIP of `exact_rows`, leaves [E, ...]; or None.
-    exact_rows: int [E], which removals were replayed; or None.
-    model: the model that was trained.
-  """
-
-  params: types.Params
-  eps: dict[str, types.Params]
-  health: dict[str, influence.Health]
-  exact_eps: types.Params | None
-  exact_rows: np.ndarray | None
-  model: types.Model
-
-  @classmethod
-  def of(cls, model: types.Model, state: State) -> "Run":
-    """Reads a run off its state, after any round."""
-    rows, exact = None, None
-    if state.rows is not None:
-      rows = np.asarray(state.rows)
-      exact = jax.tree.map(lambda a, w: a - w[None], state.replay, state.params)
-    return cls(
-      state.params,
-      {name: s.eps for name, s in state.estimators.items()},
-      {name: influence.health(s) for name, s in state.estimators.items()},
-      exact,
-      rows,
-      model,
-    )
-
-  def influence(self, metric, x, y, of: str) -> jax.Array:
-    """Returns F(w + ε) − F(w), the influence of each removal on a metric.
-
-    For a loss, > 0 means that the loss rises without the client: it helps.
-    For an accuracy, < 0 means the same.
-
-    Args:
-      metric: (outputs, y) -> array; `metrics.loss` is the model's own.
-      x: [N, ...] test inputs.
-      y: [N, ...] test labels.
-      of: the name of an estimator, or "exact", the ground truth.
-
-    Returns:
-      [R, ...]; for "exact" one entry for each of `exact_rows`.
-    """
-    eps = self.exact_eps if of == "exact" else self.eps.get(of)
-    if eps is None:
-      known = [*self.eps, *(["exact"] if self.exact_eps is not None else [])]
-      raise ValueError(
-        f"of is {of!r}; this run has {', '.join(map(repr, known)) or 'nothing'}"
-        ' ("exact" needs exact=True or a list of rows)'
-      )
-    x, y = jnp.asarray(x), jnp.asarray(y)
-    per_row = memory.intermediate_bytes(self.model.apply, self.params, x)
-    per_row += memory.tree_bytes(self.params)
-    chunk = memory.chunk_size(jax.tree.leaves(eps)[0].shape[0], per_row)
-    return _influence(
-      self.params, eps, x, y, model=self.model, metric=metric, chunk=chunk
-    )
-
-
-@functools.partial(jax.jit, static_argnames=("model", "metric", "chunk"))
-def _influence(params, eps, x, y, *, model, metric, chunk):
-  metric = metrics.of_model(metric, model)
-  with jax.default_matmul_precision("highest"):
-    score = lambda w: metric(model.apply(w, x), y)
-    moved = lambda e: score(jax.tree.map(jnp.add, params, e))
-    return tree.map_rows(moved, eps, chunk) - score(params)[None]
+  step: Callable[..., runs.State]
 
 
 def simulator(
@@ -200,7 +112,7 @@ def simulator(
   make = functools.partial(
     leave_one_out.removals, mask, cohorts=cohorts, num_clients=data.num_clients
   )
-  inputs = _Inputs(
+  inputs = engine.Inputs(
     packing.clients(data),
     jnp.asarray(schedule.clients),
     jnp.asarray(schedule.size_class),
@@ -213,7 +125,7 @@ def simulator(
   if len(rows) and replay_chunk is None:
     per_row = _replay_bytes(setup, params, data, lanes)
     replay_chunk = memory.chunk_size(len(rows), per_row)
-  advance = _advance(
+  advance = engine.advance(
     setup, estimators, schedule.sizes, replay_chunk, upload_chunk
   )
 
@@ -228,7 +140,9 @@ def simulator(
     if inputs.replayed is not None:
       replayed = tree.repeat(params, len(rows))
       which = jnp.array(inputs.replayed.rows)
-    return State(jnp.int32(0), own, started, replayed, which, jnp.int32(-1))
+    return runs.State(
+      jnp.int32(0), own, started, replayed, which, jnp.int32(-1)
+    )
 
   def step(state, rounds=1):
     traced = isinstance(state.round, jax.core.Tracer)
@@ -249,7 +163,7 @@ def simulator(
   return Simulator(init, step)
 
 
-def from_exact(state: State, name: str) -> State:
+def from_exact(state: runs.State, name: str) -> runs.State:
   """Returns the state with an estimator's ε replaced by the exact one.
 
   One `step` later, that estimator is off by what the round itself added, the
@@ -271,169 +185,13 @@ def simulate(
   data: federated.FederatedData,
   fed: fedavg.FedAvg,
   **options,
-) -> Run:
+) -> runs.Run:
   """Trains by FedAvg and replays the training without each client.
 
   Takes the arguments of `simulator` and runs all its rounds.
   """
   init, step = simulator(model, data, fed, **options)
-  return Run.of(model, step(init(), fed.rounds))
-
-
-class _Inputs(NamedTuple):
-  """What a round reads and never changes."""
-
-  packed: packing.Clients
-  waves: jax.Array  # int32 [T, W, G]
-  size_class: jax.Array  # int32 [T, W]
-  slots: jax.Array  # int32 [K + 1], a client's place in `dropped`
-  removals: leave_one_out.Removals | None  # of the estimators, all R
-  hits: jax.Array | None  # int32 [T, H], removals that touch the cohort
-  replayed: leave_one_out.Removals | None
-  root: jax.Array  # the run's key
-
-
-def _advance(setup, estimators, sizes, replay_chunk, upload_chunk):
-  """Builds the compiled loop over rounds."""
-  model, fed = setup.model, setup.fed
-  train_one = fedavg.local_training(model, fed)
-  train_wave = fedavg.over_wave(lambda *args: train_one(*args)[0], sizes)
-  take_part = fedavg.over_wave(
-    _participant(setup, estimators, train_one), sizes
-  )
-
-  def one_round(state, inputs):
-    t, round_ = state.round, state.round + 1
-    waves, size_class = inputs.waves[t], inputs.size_class[t]  # [W, G], [W]
-    counts = inputs.packed.count[waves]
-    context = inputs.packed, inputs.root, round_
-    base = fedavg.weights(counts.reshape(-1), _dtype(state.params))
-    shares = None
-    if estimators:
-      left = leave_one_out.counts_left(inputs.removals, waves, counts)
-      shares = influence.shares_of(
-        left.reshape(len(left), -1), counts.reshape(-1), base
-      ).reshape(left.shape)
-
-    def hear_chunk(so_far, chunk):
-      waves, size_class, base, shares = chunk
-      operand = state.params, _applied_eps(estimators, state.estimators)
-
-      def hear_wave(_, wave):
-        return None, take_part(operand, *context, *wave)
-
-      _, (local, finite, uploads, lost) = lax.scan(
-        hear_wave, None, (waves, size_class)
-      )
-      flat = lambda a: a.reshape(-1, *a.shape[2:])
-      local, finite, uploads, lost = jax.tree.map(
-        flat, (local, finite, uploads, lost)
-      )
-      heard = {}
-      for name, e in estimators.items():
-        report = uploads[e.curvature.key] if e.curvature.uploads else lost[name]
-        participants = influence.Participants(
-          report,
-          jnp.moveaxis(shares, 2, 0).reshape(shares.shape[2], -1),
-          base.reshape(-1),
-          inputs.slots[waves].reshape(-1),
-        )
-        heard[name] = e.absorb(
-          setup,
-          state.estimators[name].eps,
-          so_far[name],
-          participants,
-          inputs.hits[t],
-        )
-      return heard, (local, finite)
-
-    split = lambda a: a.reshape(-1, upload_chunk, *a.shape[1:])
-    chunks = jax.tree.map(
-      split,
-      (
-        waves,
-        size_class,
-        base.reshape(waves.shape),
-        None if shares is None else jnp.moveaxis(shares, 0, 2),
-      ),
-    )
-    begun = {n: e.begin(state.estimators[n]) for n, e in estimators.items()}
-    heard, (local, finite) = lax.scan(hear_chunk, begun, chunks)
-    local = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), local)
-    params = tree.weighted_sum(base, local)
-
-    ended = {}
-    if estimators:
-      updates = jax.tree.map(lambda a, w: a - w[None], local, state.params)
-      flat = shares.reshape(len(shares), -1)
-      combinatorial = influence.combinatorial(flat, base, updates)
-      change = jax.tree.map(jnp.subtract, state.params, params)
-      empty = flat.sum(1) == 0
-      ended = {
-        name: e.end(
-          state.estimators[name],
-          heard[name],
-          round_,
-          combinatorial,
-          empty,
-          change,
-        )
-        for name, e in estimators.items()
-      }
-    replay = state.replay
-    if replay is not None:
-      train = lambda params, *wave: train_wave(params, *context, *wave)
-      replay = leave_one_out.replay_round(train, chunk=replay_chunk)(
-        replay, params, inputs.replayed, round_, waves, size_class, counts
-      )
-    culprit = waves.reshape(-1)[jnp.argmin(finite.reshape(-1))]
-    diverged = jnp.where(finite.all(), -1, culprit)
-    return State(round_, params, ended, replay, state.rows, diverged)
-
-  @functools.partial(jax.jit, donate_argnums=0)
-  def advance(state, rounds, inputs):
-    stop = jnp.minimum(state.round + rounds, fed.rounds)
-    # Accelerators multiply matrices in less than float32 unless told.
-    with jax.default_matmul_precision("highest"):
-      return lax.while_loop(
-        lambda s: (s.round < stop) & (s.diverged < 0),
-        lambda s: one_round(s, inputs),
-        state,
-      )
-
-  return advance
-
-
-def _participant(setup, estimators, train):
-  """Builds what one participant does: train, and report what is asked for."""
-  uploading = {
-    e.curvature.key: e.curvature
-    for e in estimators.values()
-    if e.curvature.uploads
-  }
-
-  def take_part(operand, examples, draws):
-    params, eps = operand
-    local, iterates = train(params, examples, draws)
-    client = curvature.Client(iterates, examples, draws)
-    uploads = {key: c.report(setup, client) for key, c in uploading.items()}
-    lost = {}
-    for name in eps:
-      c = estimators[name].curvature
-      lost[name] = c.lost(setup, c.report(setup, client), eps[name])
-    finite = tree.is_finite((local, uploads))
-    return local, finite, uploads, lost
-
-  return take_part
-
-
-def _applied_eps(estimators, states):
-  """The ε that curvatures without an upload are applied to on the client."""
-  return {
-    name: states[name].eps
-    for name, e in estimators.items()
-    if not e.curvature.uploads
-  }
+  return runs.Run.of(model, step(init(), fed.rounds))
 
 
 def _upload_bytes(setup, estimators, params, data):
@@ -449,7 +207,7 @@ def _upload_bytes(setup, estimators, params, data):
     jax.ShapeDtypeStruct((2,), jnp.uint32),
   )
   train = fedavg.local_training(setup.model, setup.fed)
-  take_part = _participant(setup, estimators, train)
+  take_part = engine.participant(setup, estimators, train)
   return memory.tree_bytes(
     jax.eval_shape(take_part, (params, {}), examples, draws)[2]
   )
@@ -494,7 +252,3 @@ def _hits(mask, cohorts):
     rows, (0, most - len(rows)), constant_values=len(mask)
   )
   return np.stack([fill(rows) for rows in touched]).astype(np.int32)
-
-
-def _dtype(params):
-  return jax.tree.leaves(params)[0].dtype

@@ -19,7 +19,8 @@ FLOORS = [
   {"curvature"},
   {"propagation"},
   {"influence"},
-  {"checks"},
+  {"checks", "runs"},
+  {"engine"},
   {"simulation"},
 ]
 # Within `data`, in the same way.

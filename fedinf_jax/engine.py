@@ -1,0 +1,174 @@
+"""One round for everybody, and the compiled loop over rounds."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from fedinf_jax import curvature
+from fedinf_jax import fedavg
+from fedinf_jax import influence
+from fedinf_jax import leave_one_out
+from fedinf_jax import packing
+from fedinf_jax import runs
+from fedinf_jax import tree
+
+
+class Inputs(NamedTuple):
+  """What a round reads and never changes."""
+
+  packed: packing.Clients
+  waves: jax.Array  # int32 [T, W, G]
+  size_class: jax.Array  # int32 [T, W]
+  slots: jax.Array  # int32 [K + 1], a client's place in `dropped`
+  removals: leave_one_out.Removals | None  # of the estimators, all R
+  hits: jax.Array | None  # int32 [T, H], removals that touch the cohort
+  replayed: leave_one_out.Removals | None
+  root: jax.Array  # the run's key
+
+
+def advance(setup, estimators, sizes, replay_chunk, upload_chunk):
+  """Builds the compiled loop over rounds."""
+  model, fed = setup.model, setup.fed
+  train_one = fedavg.local_training(model, fed)
+  train_wave = fedavg.over_wave(lambda *args: train_one(*args)[0], sizes)
+  take_part = fedavg.over_wave(participant(setup, estimators, train_one), sizes)
+
+  def one_round(state, inputs):
+    t, round_ = state.round, state.round + 1
+    waves, size_class = inputs.waves[t], inputs.size_class[t]  # [W, G], [W]
+    counts = inputs.packed.count[waves]
+    context = inputs.packed, inputs.root, round_
+    base = fedavg.weights(counts.reshape(-1), _dtype(state.params))
+    shares = None
+    if estimators:
+      left = leave_one_out.counts_left(inputs.removals, waves, counts)
+      shares = influence.shares_of(
+        left.reshape(len(left), -1), counts.reshape(-1), base
+      ).reshape(left.shape)
+
+    def hear_chunk(so_far, chunk):
+      waves, size_class, base, shares = chunk
+      operand = state.params, _applied_eps(estimators, state.estimators)
+
+      def hear_wave(_, wave):
+        return None, take_part(operand, *context, *wave)
+
+      _, (local, finite, uploads, lost) = lax.scan(
+        hear_wave, None, (waves, size_class)
+      )
+      flat = lambda a: a.reshape(-1, *a.shape[2:])
+      local, finite, uploads, lost = jax.tree.map(
+        flat, (local, finite, uploads, lost)
+      )
+      heard = {}
+      for name, e in estimators.items():
+        report = uploads[e.curvature.key] if e.curvature.uploads else lost[name]
+        participants = influence.Participants(
+          report,
+          jnp.moveaxis(shares, 2, 0).reshape(shares.shape[2], -1),
+          base.reshape(-1),
+          inputs.slots[waves].reshape(-1),
+        )
+        heard[name] = e.absorb(
+          setup,
+          state.estimators[name].eps,
+          so_far[name],
+          participants,
+          inputs.hits[t],
+        )
+      return heard, (local, finite)
+
+    split = lambda a: a.reshape(-1, upload_chunk, *a.shape[1:])
+    chunks = jax.tree.map(
+      split,
+      (
+        waves,
+        size_class,
+        base.reshape(waves.shape),
+        None if shares is None else jnp.moveaxis(shares, 0, 2),
+      ),
+    )
+    begun = {n: e.begin(state.estimators[n]) for n, e in estimators.items()}
+    heard, (local, finite) = lax.scan(hear_chunk, begun, chunks)
+    local = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), local)
+    params = tree.weighted_sum(base, local)
+
+    ended = {}
+    if estimators:
+      updates = jax.tree.map(lambda a, w: a - w[None], local, state.params)
+      flat = shares.reshape(len(shares), -1)
+      combinatorial = influence.combinatorial(flat, base, updates)
+      change = jax.tree.map(jnp.subtract, state.params, params)
+      empty = flat.sum(1) == 0
+      ended = {
+        name: e.end(
+          state.estimators[name],
+          heard[name],
+          round_,
+          combinatorial,
+          empty,
+          change,
+        )
+        for name, e in estimators.items()
+      }
+    replay = state.replay
+    if replay is not None:
+      train = lambda params, *wave: train_wave(params, *context, *wave)
+      replay = leave_one_out.replay_round(train, chunk=replay_chunk)(
+        replay, params, inputs.replayed, round_, waves, size_class, counts
+      )
+    culprit = waves.reshape(-1)[jnp.argmin(finite.reshape(-1))]
+    diverged = jnp.where(finite.all(), -1, culprit)
+    return runs.State(round_, params, ended, replay, state.rows, diverged)
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def loop(state, rounds, inputs):
+    stop = jnp.minimum(state.round + rounds, fed.rounds)
+    # Accelerators multiply matrices in less than float32 unless told.
+    with jax.default_matmul_precision("highest"):
+      return lax.while_loop(
+        lambda s: (s.round < stop) & (s.diverged < 0),
+        lambda s: one_round(s, inputs),
+        state,
+      )
+
+  return loop
+
+
+def participant(setup, estimators, train):
+  """Builds what one participant does: train, and report what is asked for."""
+  uploading = {
+    e.curvature.key: e.curvature
+    for e in estimators.values()
+    if e.curvature.uploads
+  }
+
+  def take_part(operand, examples, draws):
+    params, eps = operand
+    local, iterates = train(params, examples, draws)
+    client = curvature.Client(iterates, examples, draws)
+    uploads = {key: c.report(setup, client) for key, c in uploading.items()}
+    lost = {}
+    for name in eps:
+      c = estimators[name].curvature
+      lost[name] = c.lost(setup, c.report(setup, client), eps[name])
+    finite = tree.is_finite((local, uploads))
+    return local, finite, uploads, lost
+
+  return take_part
+
+
+def _applied_eps(estimators, states):
+  """The ε that curvatures without an upload are applied to on the client."""
+  return {
+    name: states[name].eps
+    for name, e in estimators.items()
+    if not e.curvature.uploads
+  }
+
+
+def _dtype(params):
+  return jax.tree.leaves(params)[0].dtype
