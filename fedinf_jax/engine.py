@@ -41,7 +41,7 @@ def advance(setup, estimators, sizes, replay_chunk, upload_chunk):
     waves, size_class = inputs.waves[t], inputs.size_class[t]  # [W, G], [W]
     counts = inputs.packed.count[waves]
     context = inputs.packed, inputs.root, round_
-    base = fedavg.weights(counts.reshape(-1), _dtype(state.params))
+    base = fedavg.weights(counts.reshape(-1), tree.dtype_of(state.params))
     shares = None
     if estimators:
       left = leave_one_out.counts_left(inputs.removals, waves, counts)
@@ -65,19 +65,15 @@ def advance(setup, estimators, sizes, replay_chunk, upload_chunk):
       )
       heard = {}
       for name, e in estimators.items():
-        report = uploads[e.curvature.key] if e.curvature.uploads else lost[name]
         participants = influence.Participants(
-          report,
-          jnp.moveaxis(shares, 2, 0).reshape(shares.shape[2], -1),
+          uploads[e.curvature.key] if e.curvature.uploads else lost[name],
+          flat(shares).T,
           base.reshape(-1),
           inputs.slots[waves].reshape(-1),
         )
+        eps = state.estimators[name].eps
         heard[name] = e.absorb(
-          setup,
-          state.estimators[name].eps,
-          so_far[name],
-          participants,
-          inputs.hits[t],
+          setup, eps, so_far[name], participants, inputs.hits[t]
         )
       return heard, (local, finite)
 
@@ -168,7 +164,3 @@ def _applied_eps(estimators, states):
     for name, e in estimators.items()
     if not e.curvature.uploads
   }
-
-
-def _dtype(params):
-  return jax.tree.leaves(params)[0].dtype

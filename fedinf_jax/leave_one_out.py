@@ -83,7 +83,7 @@ def replay_round(train, *, chunk: int):
   def step(models, params, who, round_, waves, size_class, counts):
     def one_removal(row):
       model, counts = row
-      shares = fedavg.weights(counts.reshape(-1), _dtype(model))
+      shares = fedavg.weights(counts.reshape(-1), tree.dtype_of(model))
 
       def add_wave(total, inputs):
         wave, size_class, share = inputs
@@ -103,7 +103,3 @@ def replay_round(train, *, chunk: int):
     return tree.select(round_ >= who.first, models, everyone)
 
   return step
-
-
-def _dtype(params):
-  return jax.tree.leaves(params)[0].dtype

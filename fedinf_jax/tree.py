@@ -62,9 +62,9 @@ def names(tree):
   return tuple(join(path) for path, _ in paths)
 
 
-def num_parameters(tree):
-  """Returns P, the number of scalars in `tree`."""
-  return sum(a.size for a in jax.tree.leaves(tree))
+def dtype_of(tree):
+  """Returns the dtype of the leaves, which is that of the run's data."""
+  return jax.tree.leaves(tree)[0].dtype
 
 
 def is_finite(tree):
