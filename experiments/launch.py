@@ -25,8 +25,8 @@ def run(main):
   """Runs `main` under absl, turning user errors into one line on stderr."""
   try:
     app.run(_guarded(main), flags_parser=_parse)
-  except KeyboardInterrupt:
-    print("interrupted", file=sys.stderr)
+  except KeyboardInterrupt as stopped:
+    print(stopped.args[0] if stopped.args else "interrupted", file=sys.stderr)
     sys.exit(130)
 
 

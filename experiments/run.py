@@ -1,141 +1,270 @@
 r"""Trains a federated model and says which clients help and which hurt.
 
 python -m experiments.run [--config=experiments/configs/NAME.py]
+    [--workdir=DIR] [--data_dir=DIR_OR_NPZ] [--seeds=0,1,2]
     [--config.fed.rounds=50 ...]
+
+Writes everything, report.html included, to the workdir (runs/NAME unless told
+otherwise). Started again on the same workdir it goes on where it stopped.
 """
 
+import os
+import pathlib
+import time
+
+from absl import flags
 import jax
+from ml_collections import config_flags
 import numpy as np
 from rich import console as rich_console
-from rich import progress as rich_progress
 from rich import table as rich_table
-from scipy import stats
 
+from experiments import estimators as named
+from experiments import evaluation as evaluations
 from experiments import launch
+from experiments import problem as problems
+from experiments import report
+from experiments import training
+from experiments import workdir as workdirs
 import fedinf_jax as fi
-from fedinf_jax import packing
-from fedinf_jax import rng
+from fedinf_jax import memory
 
 _CONFIG = launch.define_config("quickstart")
-# The paper's estimator, and one of ours at the same upload.
-ESTIMATORS = {
-  "both": fi.estimator(fi.fisher(), fi.lwet()),
-  "relu": fi.estimator(
-    fi.fisher(labels="sampled", layerwise=False, spectrum="relu"), fi.no_guard()
-  ),
-}
-BLOCK = 10  # Rounds between two updates of the progress bar.
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where to; runs/NAME if none.")
+_DATA_DIR = flags.DEFINE_string(
+  "data_dir",
+  os.environ.get("FEDINF_DATA") or None,
+  "FEMNIST: LEAF's folder, a prepared TFDS folder or an .npz of writers. None:"
+  " glyph writers stand in. (FEDINF_DATA says the same.)",
+)
+_SEEDS = flags.DEFINE_list("seeds", [], "Repeat with these seeds.")
+_SAVE_ROUNDS = flags.DEFINE_integer(
+  "checkpoint_rounds", 0, "Rounds between checkpoints; 0: by the clock.",
+  lower_bound=0,
+)  # fmt: skip
+_SAVE_MINUTES = flags.DEFINE_float(
+  "checkpoint_minutes", 1.0, "Minutes between checkpoints.", lower_bound=0
+)
+EXTREMES = 5  # Clients to name on the screen, at each end.
 
 
 def main(argv):
-  """Runs the recipe."""
+  """Runs the recipe, once or for several seeds."""
   del argv
-  config = _CONFIG.value
+  name = pathlib.Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
+  folder = pathlib.Path(_WORKDIR.value or f"runs/{name}")
+  config = problems.scaled(_CONFIG.value)
   screen = rich_console.Console()
-  data = fi.data.synthetic(num_clients=config.data.num_clients)
-  train, test = data.split(config.data.train_fraction, seed=config.seed)
-  model = fi.models.logreg(
-    data.x.shape[1], data.num_classes, config.logit_activation or None
+  if not _SEEDS.value:
+    run(name, config, folder, screen)
+    return
+  summaries = []
+  for seed in _SEEDS.value:
+    if not seed.isdecimal():
+      raise ValueError(f"--seeds: {seed!r} is not a non-negative integer")
+    config.seed = int(seed)
+    summaries.append(run(name, config, folder / f"seed_{seed}", screen))
+  spread = over_seeds(summaries)
+  workdirs.write_json(folder / "seeds.json", spread)
+  _print_spread(screen, spread)
+
+
+def run(name, config, folder, screen):
+  """Runs one recipe with one seed; returns its summary."""
+  trained = training.train(
+    name,
+    config,
+    folder,
+    _DATA_DIR.value,
+    screen,
+    save_rounds=_SAVE_ROUNDS.value,
+    save_minutes=_SAVE_MINUTES.value,
   )
-  fed = fi.FedAvg(**config.fed)
-  init, step = fi.simulator(
-    model,
-    train,
-    fed,
-    estimators=ESTIMATORS,
-    exact=config.exact,
-    seed=config.seed,
-  )
-  cohorts = rng.cohorts(
-    config.seed, rng.id_words(train.ids), fed.rounds, fed.cohort_size
-  )
-  schedule = packing.schedule(cohorts, train.num_examples, fed.batch_size)
-  screen.print(
-    f"LEAF synthetic data: {train.num_clients} clients, {len(train.x):,}"
-    f" training examples, {len(test.x):,} test examples;"
-    f" {jax.devices()[0].platform}, {jax.device_count()} device(s)"
-  )
-  screen.print(
-    f"{schedule.padding:.0%} of the rows computed on are padding, in"
-    f" {len(schedule.sizes)} size classes of one compiled program"
-  )
-  state = init()
-  with _progress_bar(screen) as bar:
-    task = bar.add_task("round", total=fed.rounds)
-    while (done := int(state.round)) < fed.rounds:
-      state = step(state, min(BLOCK, fed.rounds - done))
-      bar.update(task, completed=int(state.round))
-  run = fi.Run.of(model, state)
-  x, y = test.pooled()
-  outputs = model.apply(run.params, x)
-  screen.print(
-    f"after {fed.rounds} rounds: test loss"
-    f" {float(fi.metrics.cross_entropy(outputs, y)):.4f}, accuracy"
-    f" {float(fi.metrics.accuracy(outputs, y)):.4f}"
-  )
-  selected = np.bincount(cohorts.ravel(), minlength=train.num_clients)
-  scores = {
-    of: np.asarray(run.influence(fi.metrics.loss, x, y, of=of))
-    for of in [*(["exact"] if config.exact else []), *ESTIMATORS]
+  started = time.perf_counter()
+  summary = finish(name, config, folder, trained)
+  if hasattr(report, "write"): report.write(folder)
+  line = {"stage": "report", "round": config.fed.rounds, "rounds": 0}
+  line["seconds"] = round(time.perf_counter() - started, 4)
+  workdirs.append_json(folder / "timing.jsonl", line)
+  _print_verdict(screen, folder, summary, trained)
+  return summary
+
+
+def finish(name, config, folder, trained) -> dict:
+  """Writes influence.csv and summary.json; returns the latter."""
+  state, found, problem, = trained  # fmt: skip
+  train = problem.train
+  times = training.selected(problem, config.seed)
+  columns = ["exact", *found.health]
+  header = ["client_id", "num_examples", "times_selected"]
+  header += [f"{m}_{n}" for n in columns for m in ("fil", "fia")]
+  lines = [workdirs.csv_line(header)]
+  for k, client in enumerate(train.ids):
+    cells = [client, int(train.num_examples[k]), int(times[k])]
+    for n in columns:
+      for values in (found.fil, found.fia):
+        missing = n == "exact" and (n not in values or np.isnan(values[n][k]))
+        cells.append(None if missing else float(values[n][k]))
+    lines.append(workdirs.csv_line(cells))
+  workdirs.write(folder / "influence.csv", "\n".join(lines) + "\n")
+
+  built = named.build(config.estimators)
+  model_bytes = memory.tree_bytes(state.params)
+  last_quarter = _last_quarter(folder, problem.fed.rounds)
+  estimators = {}
+  for n, estimator in built.items():
+    upload = fi.upload_bytes(problem.model, train, problem.fed, estimator)
+    estimators[n] = {
+      "description": named.describe(n),
+      "upload_bytes_per_participant": upload,
+      "upload_models": None if upload is None else upload / model_bytes,
+      **evaluations.agreement(found, n),
+      "last_quarter": last_quarter[n],
+      **evaluations.trust(found.health[n]),
+    }
+  summary = {
+    "name": name,
+    "source": problem.source,
+    "stand_in": problem.stand_in,
+    "clients": train.num_clients,
+    "rounds": problem.fed.rounds,
+    "num_params": sum(a.size for a in jax.tree.leaves(state.params)),
+    "train_examples": len(train.x),
+    "test_examples": len(problem.x),
+    "seed": config.seed,
+    "loss": found.loss,
+    "accuracy": found.accuracy,
+    "layer_names": list(evaluations.layer_names(state.params)),
+    "estimators": estimators,
+    "data_digest": problems.digest(problem),
+    "versions": workdirs.versions(),
+    "git_revision": workdirs.git_revision(),
   }
-  _print_extremes(screen, train, selected, scores)
-  _print_agreement(screen, run, scores)
+  workdirs.write_json(folder / "summary.json", summary)
+  return workdirs.read_json(folder / "summary.json")
 
 
-def _print_extremes(screen, train, selected, scores):
-  """Prints the clients that help and hurt most, by the first of the scores."""
-  fil = next(iter(scores.values()))
-  order = np.argsort(-fil)
-  helpful = [k for k in order[:10] if fil[k] > 0]
-  harmful = [k for k in order[::-1][:10] if fil[k] < 0]
-  for title, clients, words in (
-    ("Most helpful: without them the test loss would rise", helpful, "rises"),
-    ("Most harmful: without them the test loss would fall", harmful, "falls"),
-  ):
-    table = rich_table.Table(title=title, title_justify="left")
-    table.add_column("client")
-    for name in ("examples", "rounds in", *(f"FIL {of}" for of in scores)):
-      table.add_column(name, justify="right")
-    table.add_column("loss then")
-    for k in clients:
-      table.add_row(
-        str(train.ids[k]),
-        str(train.num_examples[k]),
-        str(selected[k]),
-        *(f"{values[k]:+.2e}" for values in scores.values()),
-        words,
-      )
-    screen.print(table)
+def _last_quarter(folder, rounds):
+  """Means over the evaluated rounds of the last quarter, per estimator."""
+  lines = workdirs.read_lines(folder / "metrics.jsonl")
+  late = [line["estimators"] for line in lines if line["round"] > 0.75 * rounds]
+  means = {}
+  for name in late[0]:
+    means[name] = {}
+    for key in ("fil_pearson", "fil_spearman", "fip_relative_error"):
+      values = [line[name][key] for line in late]
+      known = [v for v in values if v is not None]
+      means[name][key] = float(np.mean(known)) if known else None
+  return means
+
+
+def over_seeds(summaries: list[dict]) -> dict:
+  """Returns mean and spread of the numbers of several runs."""
+
+  def spread(values):
+    if any(v is None for v in values):
+      return {"values": values}
+    return {
+      "mean": float(np.mean(values)),
+      "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+      "min": min(values),
+      "max": max(values),
+      "values": values,
+    }
+
+  def gather(pick):
+    return spread([pick(s) for s in summaries])
+
+  first = summaries[0]
+  keys = ("fil_pearson", "fil_spearman", "fia_pearson", "fip_relative_error")
+  keys += ("truncated_fraction",)
+  return {
+    "name": first["name"],
+    "source": first["source"],
+    "seeds": [s["seed"] for s in summaries],
+    "loss": gather(lambda s: s["loss"]),
+    "accuracy": gather(lambda s: s["accuracy"]),
+    "estimators": {
+      name: {
+        **{k: gather(lambda s, k=k, name=name: s["estimators"][name][k])
+           for k in keys},
+        "last_quarter_fil_pearson": gather(
+          lambda s, name=name: s["estimators"][name]["last_quarter"][
+            "fil_pearson"
+          ]
+        ),
+      }
+      for name in first["estimators"]
+    },
+  }  # fmt: skip
+
+
+def _print_verdict(screen, folder, summary, trained):
+  """Names the clients that matter and says how far to trust it."""
+  fil = trained.evaluation.fil
+  of = next(iter(fil), None)
   screen.print(
-    "FIL = loss(without) − loss(with) on the test examples: positive is helpful"
-    f" (the loss would rise). {int((selected == 0).sum())} of {len(fil)}"
-    " clients were never drawn."
+    f"after {summary['rounds']} rounds: test loss {summary['loss']:.4f},"
+    f" accuracy {summary['accuracy']:.4f}",
+    highlight=False,
   )
+  if of is not None:
+    order = np.argsort(-np.nan_to_num(fil[of]), kind="stable")
+    ids = trained.problem.train.ids
+    for clients, words in (
+      (order[:EXTREMES], "help most; without them the test loss would rise by"),
+      (
+        order[::-1][:EXTREMES],
+        "hurt most; without them the test loss would fall by",
+      ),
+    ):
+      sign = 1 if "rise" in words else -1
+      named_ = [
+        f"{ids[k]} ({sign * fil[of][k]:.2e})"
+        for k in clients
+        if sign * fil[of][k] > 0
+      ]
+      if named_:
+        screen.print(f"{words}: {', '.join(named_)}", highlight=False)
+    screen.print(f"(FIL {of}: loss without − loss with)", highlight=False)
+  table = rich_table.Table()
+  for title in ("estimator", "upload", "Pearson", "Spearman", "FIP error",
+                "truncated", "growth"):  # fmt: skip
+    table.add_column(title, justify="left" if title == "estimator" else "right")
+  for name, e in summary["estimators"].items():
+    upload = e["upload_models"]
+    table.add_row(
+      name,
+      "simulation only" if upload is None else f"{upload:.0f} models",
+      *(_short(e[k]) for k in ("fil_pearson", "fil_spearman")),
+      _short(e["fip_relative_error"]),
+      f"{e['truncated_fraction']:.0%}",
+      _short(e["largest_growth"]),
+    )
+  if summary["estimators"]:
+    screen.print(table)
+  screen.print(f"report: {folder / 'report.html'}", highlight=False)
 
 
-def _print_agreement(screen, run, scores):
-  """Prints how far each estimate can be trusted."""
-  for of in ESTIMATORS:
-    truncated = float((run.health[of].truncated_at > 0).mean())
-    growth = float(run.health[of].growth.max())
-    line = f"{of}: {truncated:.0%} of layers truncated, largest growth of a"
-    line += f" round {growth:.3f}"
-    if "exact" in scores:
-      pearson = stats.pearsonr(scores[of], scores["exact"])[0]
-      spearman = stats.spearmanr(scores[of], scores["exact"])[0]
-      line += f"; against exact FIL Pearson {pearson:.4f}, Spearman"
-      line += f" {spearman:.4f}"
-    screen.print(line)
-
-
-def _progress_bar(screen):
-  return rich_progress.Progress(
-    *rich_progress.Progress.get_default_columns(),
-    rich_progress.MofNCompleteColumn(),
-    console=screen,
-    disable=not screen.is_terminal,
-    transient=True,
+def _print_spread(screen, spread):
+  table = rich_table.Table(title=f"seeds {spread['seeds']}")
+  for title in ("estimator", "Pearson", "last quarter", "Spearman"):
+    table.add_column(title)
+  show = lambda s: (
+    f"{s['mean']:.4f} ± {s['std'] or 0:.4f}" if "mean" in s else "–"
   )
+  for name, e in spread["estimators"].items():
+    table.add_row(
+      name,
+      show(e["fil_pearson"]),
+      show(e["last_quarter_fil_pearson"]),
+      show(e["fil_spearman"]),
+    )
+  screen.print(table)
+
+
+def _short(value):
+  return "–" if value is None else f"{value:.4g}"
 
 
 if __name__ == "__main__":

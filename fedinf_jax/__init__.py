@@ -4,6 +4,7 @@ from fedinf_jax import data as data
 from fedinf_jax import metrics as metrics
 from fedinf_jax import models as models
 from fedinf_jax import theory as theory
+from fedinf_jax import valuation as valuation
 from fedinf_jax.curvature import dense_hessian as dense_hessian
 from fedinf_jax.curvature import exact_hessian as exact_hessian
 from fedinf_jax.curvature import fisher as fisher
@@ -21,4 +22,7 @@ from fedinf_jax.simulation import from_exact as from_exact
 from fedinf_jax.simulation import simulate as simulate
 from fedinf_jax.simulation import Simulator as Simulator
 from fedinf_jax.simulation import simulator as simulator
+from fedinf_jax.simulation import upload_bytes as upload_bytes
 from fedinf_jax.types import Model as Model
+
+__version__ = "0.2.0"

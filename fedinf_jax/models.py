@@ -8,12 +8,15 @@ from flax import linen as nn
 import jax
 from jax import lax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedinf_jax import types
 
 # Widths of LEAF's own FEMNIST network: p = 6,603,710.
 LEAF_CNN = {"widths": (32, 64), "dense": 2048}
+
+MAX_BAND = 2**18  # Entries of the largest banded matrix a convolution makes.
 
 Activation = Callable[[jax.Array], jax.Array] | str | None
 
@@ -147,45 +150,54 @@ class _CNN(nn.Module):
         (5, 5),
         strides=2 if self.pool == "stride" else 1,
         kernel_init=nn.initializers.glorot_uniform(),
-        conv_general_dilated=_patch_conv,
+        conv_general_dilated=_matmul_conv,
         name=f"conv{i + 1}",
       )(x)
       x = self.activation(x)
       if self.pool != "stride":
-        x = _halve(x, jnp.max if self.pool == "max" else jnp.mean)
+        x = _halve(x, self.pool)
     x = x.reshape(x.shape[0], -1)
     x = self.activation(_dense(self.dense, "dense1")(x))
     return _dense(self.num_classes, "dense2")(x)
 
 
-def _halve(x, reduce):
-  """Pools 2 × 2 windows: a reshape, so that any derivative of it is cheap."""
+def _halve(x, pool):
+  """Pools 2 × 2 windows from strided slices: any derivative of it is cheap."""
+  if pool == "max":
+    x = jnp.maximum(x[:, ::2], x[:, 1::2])
+    return jnp.maximum(x[:, :, ::2], x[:, :, 1::2])
   n, h, w, c = x.shape
-  return reduce(x.reshape(n, h // 2, 2, w // 2, 2, c), axis=(2, 4))
+  return x.reshape(n, h // 2, 2, w // 2, 2, c).mean((2, 4))
 
 
-def _patch_conv(x, kernel, window_strides, padding, **unused):
-  """Convolves [N, H, W, I] with [h, w, I, O] as patches times a matrix.
+def _matmul_conv(x, kernel, window_strides, padding, **unused):
+  """Convolves [N, H, W, I] with [h, w, I, O] as one matrix product.
 
   With many models at once (vmap over removals) a convolution becomes a grouped
-  one, slow on every backend; this stays one matrix product, and the first
-  layer's patches are shared by all models.
+  one, slow on every backend; a product does not. Few channels make patches
+  times a kernel a product with a tiny side, so those are convolved along the
+  columns by a banded matrix instead: more operations, at a far higher rate.
   """
   h, w, c, features = kernel.shape
   n = x.shape[0]
   sh, sw = window_strides
   pads = lax.padtype_to_pads(x.shape[1:3], (h, w), window_strides, padding)
   x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
+  width = x.shape[2]
   rows = (x.shape[1] - h) // sh + 1
-  cols = (x.shape[2] - w) // sw + 1
-  patches = jnp.stack(
-    [
-      x[:, i : i + rows * sh : sh, j : j + cols * sw : sw]
-      for i in range(h)
-      for j in range(w)
-    ],
-    axis=-2,
-  )
-  patches = patches.reshape(n * rows * cols, h * w * c)
-  out = patches @ kernel.reshape(h * w * c, features)
-  return out.reshape(n, rows, cols, features)
+  cols = (width - w) // sw + 1
+  stripes = [x[:, i : i + rows * sh : sh] for i in range(h)]
+  if h * width * c * cols * features <= MAX_BAND:
+    # band[i, o, k]: tap k of output column o reads input column i.
+    i, o, k = np.ogrid[:width, :cols, :w]
+    band = jnp.asarray(i == o * sw + k, kernel.dtype)
+    matrix = jnp.einsum("iok,hkcf->hicof", band, kernel)
+    matrix = matrix.reshape(h * width * c, cols * features)
+    left = jnp.stack(stripes, axis=2).reshape(n * rows, h * width * c)
+  else:
+    patches = [
+      a[:, :, j : j + cols * sw : sw] for a in stripes for j in range(w)
+    ]
+    left = jnp.stack(patches, axis=-2).reshape(n * rows * cols, h * w * c)
+    matrix = kernel.reshape(h * w * c, features)
+  return (left @ matrix).reshape(n, rows, cols, features)

@@ -5,6 +5,7 @@ import functools
 from typing import NamedTuple
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
@@ -99,4 +100,7 @@ def _influence(params, eps, x, y, *, model, metric, chunk):
   with jax.default_matmul_precision("highest"):
     score = lambda w: metric(model.apply(w, x), y)
     moved = lambda e: score(jax.tree.map(jnp.add, params, e))
-    return tree.map_rows(moved, eps, chunk) - score(params)[None]
+    # Fused, the difference would be of unrounded values, and a client without
+    # any influence would not come out as 0.
+    scores = lax.optimization_barrier(tree.map_rows(moved, eps, chunk))
+    return scores - lax.optimization_barrier(score(params))[None]

@@ -86,14 +86,7 @@ def simulator(
   if jnp.issubdtype(data.x.dtype, jnp.floating):
     params = tree.cast(params, data.x.dtype)  # The data's dtype rules the run.
 
-  linear = any(e.curvature.linear for e in estimators.values())
-  largest = int(data.num_examples.max())
-  setup = curvature.Setup(
-    model,
-    fed,
-    tangent.plain_rate(fed, params) if linear else None,
-    min(largest, fed.batch_size or largest),
-  )
+  setup = _setup(model, data, fed, estimators, params)
   # Participants whose uploads fit in memory together are heard together. A
   # curvature that cannot upload makes an R × P result for each: one at a time.
   together = UPLOAD_BYTES // max(
@@ -192,6 +185,34 @@ def simulate(
   """
   init, step = simulator(model, data, fed, **options)
   return runs.Run.of(model, step(init(), fed.rounds))
+
+
+def upload_bytes(
+  model: types.Model,
+  data: federated.FederatedData,
+  fed: fedavg.FedAvg,
+  estimator: influence.Estimator,
+) -> int | None:
+  """Returns the most bytes that a participant uploads for an estimator.
+
+  Besides its local model; None where nothing it has could be uploaded.
+  """
+  if not estimator.curvature.uploads:
+    return None
+  params = checks.params(None, model, 0)
+  setup = _setup(model, data, fed, {"": estimator}, params)
+  return _upload_bytes(setup, {"": estimator}, params, data)
+
+
+def _setup(model, data, fed, estimators, params):
+  linear = any(e.curvature.linear for e in estimators.values())
+  largest = int(data.num_examples.max())
+  return curvature.Setup(
+    model,
+    fed,
+    tangent.plain_rate(fed, params) if linear else None,
+    min(largest, fed.batch_size or largest),
+  )
 
 
 def _upload_bytes(setup, estimators, params, data):

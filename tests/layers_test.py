@@ -11,7 +11,7 @@ ROOT = pathlib.Path(fedinf_jax.__file__).parent
 # From the ground up; a module may import from its own floor or a lower one,
 # never from itself upwards.
 FLOORS = [
-  {"types", "tree", "rng", "memory", "lanczos", "guards"},
+  {"types", "tree", "rng", "memory", "lanczos", "guards", "shapley"},
   {"data", "models"},
   {"metrics", "packing"},
   {"fedavg"},
@@ -20,8 +20,8 @@ FLOORS = [
   {"propagation"},
   {"influence"},
   {"checks", "runs"},
-  {"engine"},
-  {"simulation"},
+  {"baselines", "engine"},
+  {"simulation", "valuation"},
 ]
 # Within `data`, in the same way.
 DATA_FLOORS = [

@@ -13,6 +13,7 @@ import os
 import pathlib
 import reprlib
 from typing import Any
+import zipfile
 
 import numpy as np
 
@@ -119,6 +120,52 @@ def from_tfds(
     ids.append(writer.decode())
   return federated.FederatedData.from_clients(
     clients, ids=ids, num_classes=NUM_CLASSES
+  )
+
+
+def from_npz(
+  path: str | os.PathLike, split: str = "train"
+) -> federated.FederatedData:
+  """Reads writers from an .npz of 8-bit images.
+
+  Args:
+    path: a file with `users` [U] and, for each split, `x_train` uint8
+      [N, 784] (background 255, ink 0, as in LEAF), `y_train` [N] and
+      `u_train` [N], which user wrote it.
+    split: the end of those names.
+
+  Returns:
+    What `from_leaf` would, writers in the order of `users`; those without
+    images in the split are left out.
+  """
+  names = ("users", f"x_{split}", f"y_{split}", f"u_{split}")
+  try:
+    with np.load(path) as arrays:
+      users, x, y, owner = (arrays[name] for name in names)
+  except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    raise ValueError(
+      f"{path}: is no .npz with {', '.join(names)} ({error})"
+    ) from error
+  whole = all(np.issubdtype(a.dtype, np.integer) for a in (y, owner))
+  if x.dtype != np.uint8 or x.shape != (len(x), _PIXELS) or not whole:
+    raise ValueError(
+      f"{path}: {names[1]} is {x.dtype} {list(x.shape)}; it must be uint8"
+      f" [N, {_PIXELS}], labels and users integers"
+    )
+  if not len(x) == len(y) == len(owner):
+    raise ValueError(
+      f"{path}: {', '.join(names[1:])} have {len(x)}, {len(y)} and"
+      f" {len(owner)} rows; they must agree"
+    )
+  if len(x) and not 0 <= owner.min() <= owner.max() < len(users):
+    raise ValueError(f"{path}: {names[3]} is not within users [{len(users)}]")
+  images = from_greys(x).reshape(-1, *IMAGE_SHAPE)
+  rows = [np.flatnonzero(owner == u) for u in range(len(users))]
+  present = [u for u in range(len(users)) if len(rows[u])]
+  return federated.FederatedData.from_clients(
+    [(images[rows[u]], y[rows[u]].astype(np.int32)) for u in present],
+    ids=[str(users[u]) for u in present],
+    num_classes=NUM_CLASSES,
   )
 
 

@@ -1,0 +1,32 @@
+"""Setting 2 of the paper: a CNN without activations on IID FEMNIST.
+
+python -m experiments.run --config=experiments/configs/setting2.py \
+    --data_dir=FEMNIST
+"""
+
+from experiments.configs import setting1
+
+
+def get_config():
+  """Returns the configuration."""
+  config = setting1.get_config()
+  config.data = {
+    "kind": "femnist_iid",
+    "num_clients": 50,
+    "examples": 60,  # Training images of a client.
+    "test_examples": 1685,
+  }
+  config.model = {
+    "kind": "cnn",
+    "widths": (4, 8),
+    "dense": 32,
+    "activation": "",
+    "pool": "stride",
+  }
+  config.fed.rounds = 500
+  config.fed.cohort_size = 5
+  config.fed.local_steps = 2
+  config.fed.learning_rate = 0.03
+  config.evaluate_every = 10
+  config.cleanse_round = 350
+  return config

@@ -1,0 +1,24 @@
+"""Setting 3 of the paper: a CNN on FEMNIST by writer.
+
+python -m experiments.run --config=experiments/configs/setting3.py \
+    --data_dir=FEMNIST
+"""
+
+from experiments.configs import setting2
+
+
+def get_config():
+  """Returns the configuration."""
+  config = setting2.get_config()
+  config.data.kind = "femnist_by_writer"
+  config.data.num_clients = 100
+  config.model.widths = (8, 16)
+  config.model.dense = 64
+  config.model.activation = "relu"
+  config.model.pool = "max"
+  config.fed.rounds = 2000
+  config.fed.cohort_size = 10
+  config.fed.learning_rate = 0.02
+  config.evaluate_every = 50
+  config.cleanse_round = 1500
+  return config

@@ -1,0 +1,215 @@
+r"""Draws the figures and the page of a finished run again, from its files.
+
+python -m experiments.report --workdir=DIR
+
+Nothing is trained. What is read is the same in every rerun, and so is what is
+written: timing.jsonl, which differs, is left alone.
+"""
+
+import csv
+import json
+import os
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+from absl import flags
+import numpy as np
+
+from experiments import launch
+from experiments import report_page
+
+FILES = (
+  "summary.json",
+  "config.json",
+  "metrics.jsonl",
+  "influence.csv",
+  "history.jsonl",
+  "layers.csv",
+  "cleanse.json",
+  "debug.json",
+)
+
+
+class Contents(NamedTuple):
+  """What the files of a run hold: N evaluated rounds, R clients."""
+
+  summary: dict[str, Any]
+  config: dict[str, Any]
+  metrics: list[dict[str, Any]]  # N lines
+  ids: list[str]  # [R]
+  columns: dict[str, np.ndarray]  # of influence.csv, [R]; NaN where empty
+  history: dict[str, np.ndarray]  # FIL, name → [N, R]
+  # client → layer → estimator → round, error, norm → [N]
+  tracked: dict[str, dict[str, dict[str, dict[str, np.ndarray]]]]
+  cleanse: dict[str, Any] | None
+  debug: dict[str, Any] | None
+  files: list[str]  # those of FILES that are there
+
+  @property
+  def rounds(self):
+    """The evaluated rounds, [N]."""
+    return [line["round"] for line in self.metrics]
+
+  @property
+  def names(self):
+    """The estimators, in the order of the recipe."""
+    return list(self.summary["estimators"])
+
+  @property
+  def has_exact(self):
+    """Whether any client was replayed."""
+    return bool(np.isfinite(self.columns.get("fil_exact", np.nan)).any())
+
+  @property
+  def ranked_by(self):
+    """Whose FIL orders the clients: the truth, else the best estimate of it."""
+    exact = self.columns.get("fil_exact", np.array([np.nan]))
+    if np.isfinite(exact).all() or not self.names:
+      return "exact"
+    return max(self.names, key=self._agreement)
+
+  @property
+  def ranking(self):
+    """FIL that orders the clients, [R]; NaN where there is none."""
+    unknown = np.full(len(self.ids), np.nan)
+    return self.columns.get(f"fil_{self.ranked_by}", unknown)
+
+  def _agreement(self, name):
+    # Ties, as in a run without ground truth, go to the first of the recipe.
+    measured = self.summary["estimators"][name]
+    if measured.get("nonfinite_fraction"):
+      return -1.0
+    return measured["last_quarter"].get("fil_spearman") or 0.0
+
+
+def load(workdir):
+  """Reads a workdir.
+
+  Args:
+    workdir: folder of a finished run.
+
+  Returns:
+    Contents.
+  """
+  if not (workdir / "summary.json").is_file():
+    raise ValueError(
+      f"{workdir} is not a finished run: it has no summary.json; start"
+      f" experiments.run --workdir={workdir} first"
+    )
+  files = [name for name in FILES if (workdir / name).is_file()]
+  read = {name: _read(workdir / name) for name in files}
+  ids, columns = _columns(read.get("influence.csv", []))
+  return Contents(
+    summary=read["summary.json"],
+    config=read.get("config.json", {}),
+    metrics=read.get("metrics.jsonl", []),
+    ids=ids,
+    columns=columns,
+    history=_history(read.get("history.jsonl", [])),
+    tracked=_tracked(read.get("layers.csv", [])),
+    cleanse=read.get("cleanse.json"),
+    debug=read.get("debug.json"),
+    files=files,
+  )
+
+
+def write(workdir: pathlib.Path):
+  """Writes figures/*.png and report.html of a finished run.
+
+  Args:
+    workdir: folder of the run.
+  """
+  # Takes a second to import, which a run need not wait for at its start.
+  from experiments import figures
+
+  run = load(workdir)
+  try:
+    images = figures.pngs(run)
+    page = report_page.page(run, images)
+  except (KeyError, IndexError, TypeError) as error:
+    raise ValueError(
+      f"{workdir} does not hold together: {type(error).__name__} {error}; its"
+      " files may be of different runs or of another version"
+    ) from error
+  (workdir / "figures").mkdir(exist_ok=True)
+  for name, png in images.items():
+    _replace(workdir / "figures" / f"{name}.png", png)
+  _replace(workdir / "report.html", page.encode())
+
+
+def main(argv):
+  """Writes the report."""
+  del argv
+  workdir = pathlib.Path(_WORKDIR.value)
+  write(workdir)
+  print(workdir / "report.html")
+
+
+def _read(path):
+  """Returns what a JSON, JSON lines or CSV file holds."""
+  with path.open(newline="", encoding="utf-8") as file:
+    try:
+      if path.suffix == ".csv":
+        return list(csv.DictReader(file, strict=True))
+      if path.suffix == ".jsonl":
+        return [json.loads(line) for line in file if line.strip()]
+      return json.load(file)
+    except (ValueError, csv.Error) as error:
+      raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def _columns(rows):
+  """Returns the ids [R] and the other columns [R] of influence.csv."""
+  names = [name for name in (rows[0] if rows else {}) if name != "client_id"]
+  columns = {name: _floats(row[name] for row in rows) for name in names}
+  return [row["client_id"] for row in rows], columns
+
+
+def _history(lines):
+  names = list(lines[0]["fil"]) if lines else []
+  return {
+    name: np.array([line["fil"][name] for line in lines], float)
+    for name in names
+  }
+
+
+def _tracked(rows):
+  tracked = {}
+  for row in rows:
+    layers = tracked.setdefault(row["client"], {})
+    traces = layers.setdefault(row["layer"], {})
+    traces.setdefault(row["estimator"], []).append(row)
+  return {
+    client: {
+      layer: {
+        name: {
+          field: _floats(row[field] for row in trace)
+          for field in ("round", "error", "norm")
+        }
+        for name, trace in traces.items()
+      }
+      for layer, traces in layers.items()
+    }
+    for client, layers in tracked.items()
+  }
+
+
+def _floats(cells):
+  values = np.array([float(cell or "nan") for cell in cells])
+  return np.where(np.isfinite(values), values, np.nan)
+
+
+def _replace(path, data):
+  """Writes a file whole or not at all."""
+  unfinished = path.with_name(path.name + ".tmp")
+  unfinished.write_bytes(data)
+  os.replace(unfinished, path)
+
+
+if __name__ == "__main__":
+  # Here, as experiments.run has a --workdir of its own.
+  _WORKDIR = flags.DEFINE_string(
+    "workdir", "runs/quickstart", "Folder of the finished run."
+  )
+  launch.run(main)

@@ -1,0 +1,169 @@
+"""What influence is for: rank clients, pay them, leave some out, find bad ones.
+
+Everything here takes one score a client, [K], and works on the host. FIL, the
+influence on a loss, is such a score: FIL > 0 means that the client helps. For
+the influence on an accuracy (FIA < 0 helps) say `higher_is_helpful=False`, or
+hand in −FIA where there is no such argument.
+"""
+
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from fedinf_jax import checks
+from fedinf_jax import rng
+from fedinf_jax.baselines import baselines as baselines
+from fedinf_jax.shapley import GTGShapley as GTGShapley
+
+ENDS = "harmful", "helpful", "random"
+
+
+def ranking(fil: Any, *, higher_is_helpful: bool = True) -> np.ndarray:
+  """Orders the clients from the most helpful to the most harmful.
+
+  Equal scores stay in the order of positions. A client that was never drawn
+  has a FIL of exactly 0: it stands between those who help and those who harm.
+
+  Args:
+    fil: [K] scores.
+    higher_is_helpful: False for scores such as FIA, where < 0 helps.
+
+  Returns:
+    int [K], positions of clients.
+  """
+  fil = _scores("fil", fil)
+  return np.argsort(-fil if higher_is_helpful else fil, kind="stable")
+
+
+def choose(
+  fil: Any,
+  fraction: float,
+  *,
+  end: str = "harmful",
+  seed: int = 0,
+  higher_is_helpful: bool = True,
+) -> np.ndarray:
+  """Chooses clients to leave out, as cleansing does.
+
+  ⌊fraction · K + 1/2⌋ of them: the nearest whole number, halves rounded up. A
+  larger fraction chooses the same clients and more. What is chosen can be left
+  out by `data.without([data.ids[k] for k in chosen])`.
+
+  Args:
+    fil: [K] scores.
+    fraction: of the clients, in [0, 1].
+    end: "harmful": from the end of the `ranking`; "helpful": from its start;
+      "random": whatever the scores, to compare with.
+    seed: of the random choice; without effect on the others.
+    higher_is_helpful: as in `ranking`.
+
+  Returns:
+    int [⌊fraction · K + 1/2⌋], positions, the most harmful (helpful) first.
+  """
+  order = ranking(fil, higher_is_helpful=higher_is_helpful)
+  if not np.isscalar(fraction) or not 0 <= fraction <= 1:
+    raise ValueError(f"fraction is {fraction}; it must lie in [0, 1]")
+  checks.seed(seed)
+  if end == "harmful":
+    order = order[::-1]
+  elif end == "random":
+    # A stream that no corruption draws from, or the two would coincide.
+    order = rng.host_generator(seed, rng.Stream.COHORT).permutation(len(order))
+  elif end != "helpful":
+    raise ValueError(
+      f"end is {end!r}; it must be one of {', '.join(map(repr, ENDS))}"
+    )
+  return order[: int(np.floor(fraction * len(order) + 0.5))]
+
+
+def rewards(fil: Any, budget: float = 1.0) -> np.ndarray:
+  """Shares a budget out among the clients that help.
+
+      reward_k = budget · max(FIL_k, 0) / Σ_j max(FIL_j, 0)
+
+  Where nobody helps, the scores give no reason to prefer anyone: equal shares,
+  so that the rewards sum to the budget whatever happened.
+
+  Args:
+    fil: [K] scores; <= 0 earns nothing.
+    budget: what there is to give, >= 0.
+
+  Returns:
+    float64 [K], >= 0.
+  """
+  help_ = np.maximum(_scores("fil", fil), 0)
+  if not np.isscalar(budget) or not 0 <= budget < np.inf:
+    raise ValueError(f"budget is {budget}; it must be >= 0 and finite")
+  largest = help_.max()
+  # Divided by the largest first, for sums beyond or below what floats hold.
+  shares = help_ / largest if largest > 0 else np.ones(len(help_))
+  return budget * (shares / shares.sum())
+
+
+def precision_at_k(score: Any, bad: Any) -> float:
+  """Returns the share of bad clients among the k lowest scores, k of them bad.
+
+  Of clients that tie for the last places, each counts by the chance that it
+  gets one: the order of clients has no say. Random scores find K's share of bad
+  clients, k / K.
+
+  Args:
+    score: [K], higher is more helpful.
+    bad: bool [K], at least one of them.
+  """
+  score, bad = _labelled(score, bad)
+  k = bad.sum()
+  last = np.sort(score)[k - 1]
+  surely, maybe = score < last, score == last
+  found = bad[surely].sum() + (k - surely.sum()) * bad[maybe].mean()
+  return float(found / k)
+
+
+def auroc(score: Any, bad: Any) -> float:
+  """Returns how often a bad client scores lower than a good one; ties half.
+
+      P(score_bad < score_good) + P(score_bad = score_good) / 2
+
+  The area under the ROC curve of "a low score means bad": 1 is perfect, 1/2 is
+  chance.
+
+  Args:
+    score: [K], higher is more helpful.
+    bad: bool [K], at least one bad and one good.
+  """
+  score, bad = _labelled(score, bad)
+  num_bad, num_good = bad.sum(), (~bad).sum()
+  if not num_good:
+    raise ValueError("bad is True everywhere; at least one client must be good")
+  # The midrank sum of the bad ones counts their pairs with one another too.
+  ranks = stats.rankdata(-score)[bad].sum()
+  return float((ranks - num_bad * (num_bad + 1) / 2) / (num_bad * num_good))
+
+
+def _scores(name, values):
+  """Returns scores as float64 [K], or says what is wrong with them."""
+  scores = np.asarray(values)
+  if scores.dtype.kind not in "iufb" or scores.ndim != 1 or not len(scores):
+    raise ValueError(
+      f"{name} is {scores.dtype} of shape {list(scores.shape)}; it must be"
+      " [K], a number for each client"
+    )
+  finite = np.isfinite(scores)
+  if not finite.all():
+    k = int(finite.argmin())
+    raise ValueError(f"{name} of client {k} is {scores[k]}; it must be finite")
+  return scores.astype(np.float64)
+
+
+def _labelled(score, bad):
+  """Returns scores and which clients are bad, checked."""
+  score, bad = _scores("score", score), np.asarray(bad)
+  if bad.dtype != bool or bad.shape != score.shape:
+    raise ValueError(
+      f"bad is {bad.dtype} of shape {list(bad.shape)}; it must be bool"
+      f" [{len(score)}], like score"
+    )
+  if not bad.any():
+    raise ValueError("bad is False everywhere; at least one client must be bad")
+  return score, bad

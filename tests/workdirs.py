@@ -1,0 +1,308 @@
+"""Writes a workdir like one of experiments.run, without training anything."""
+
+import collections
+import csv
+import json
+
+import numpy as np
+
+LAYERS = ("dense/kernel", "dense/bias")
+# Noise of an estimate as a share of the spread of the truth.
+NOISE = collections.defaultdict(
+  lambda: 0.5, both=0.9, relu=0.03, truncated=4.0, naive=0.3
+)
+DESCRIPTIONS = {
+  "both": "fisher(num_samples=50) + lwet()",
+  "relu": "fisher(labels='sampled', layerwise=False, spectrum='relu')",
+  "truncated": "truncated()",
+  "naive": "fisher(num_samples=50) + no_guard()",
+}
+NUM_PARAMS = 305
+
+
+def write(
+  folder,
+  *,
+  clients=20,
+  estimators=("both", "relu"),
+  exact="all",
+  rounds=100,
+  layers=LAYERS,
+  tracked=2,
+  ids=None,
+  blows_up="naive",
+  stand_in=False,
+  cleanse=False,
+  debug=False,
+):
+  """Writes all the files; `exact` is "all", "none" or how many clients."""
+  folder.mkdir(parents=True, exist_ok=True)
+  draw = np.random.default_rng(0)
+  ids = list(ids or [f"f_{k:04d}" for k in range(clients)])
+  replayed = {"all": clients, "none": 0}.get(exact) or int(
+    exact if exact.isdigit() else 0
+  )
+  replayed = clients if exact == "all" else replayed
+  at = [1, *range(5, rounds + 1, 5)]
+  selected = draw.binomial(rounds, min(1, 10 / clients) * 0.4, clients)
+  scores = _scores(draw, at, selected, estimators, blows_up)
+  scores["exact"][:, replayed:] = np.nan
+  measured = [
+    {e: _agreement(scores[e][i], scores["exact"][i]) for e in estimators}
+    for i in range(len(at))
+  ]
+  source = "glyph writers" if stand_in else "LEAF synthetic data (made here)"
+  config = {
+    "name": "quickstart",
+    "config": {
+      "seed": 0,
+      "fed": {"rounds": rounds, "cohort_size": 10, "learning_rate": 0.03},
+      "estimators": ",".join(estimators),
+      "exact": exact,
+    },
+    "data": {"source": source, "stand_in": stand_in, "digest": "c0ffee" * 8},
+    "versions": {"fedinf_jax": "0.1.0", "jax": "0.10.2", "numpy": "2.4.6"},
+  }
+  loss = [0.43 + 1.2 * float(np.exp(-t / rounds * 5)) for t in at]
+  _json(folder / "config.json", config)
+  _lines(
+    folder / "metrics.jsonl",
+    [
+      {"round": t, "loss": x, "accuracy": 1.1 - 0.55 * x, "estimators": m}
+      for t, x, m in zip(at, loss, measured, strict=True)
+    ],
+  )
+  _lines(
+    folder / "history.jsonl",
+    [
+      {"round": t, "fil": {e: _plain(v[i]) for e, v in scores.items()}}
+      for i, t in enumerate(at)
+    ],
+  )
+  _influence(folder / "influence.csv", ids, selected, scores, exact != "none")
+  _layers(
+    folder / "layers.csv",
+    draw,
+    at,
+    ids[:tracked],
+    layers,
+    estimators,
+    blows_up,
+    exact != "none",
+  )
+  _json(
+    folder / "summary.json",
+    {
+      "name": "quickstart",
+      "clients": clients,
+      "rounds": rounds,
+      "num_params": NUM_PARAMS,
+      "train_examples": 19_357,
+      "test_examples": 2_247,
+      "source": source,
+      "stand_in": stand_in,
+      "data_digest": config["data"]["digest"],
+      "versions": config["versions"],
+      "git_revision": "4bf776f",
+      "seed": 0,
+      "loss": loss[-1],
+      "accuracy": 1.1 - 0.55 * loss[-1],
+      "layer_names": list(layers),
+      "estimators": {
+        e: _summary(e, [m[e] for m in measured], layers, blows_up)
+        for e in estimators
+      },
+    },
+  )
+  if cleanse:
+    _json(folder / "cleanse.json", _cleanse(draw, rounds, estimators[0]))
+  if debug:
+    _json(folder / "debug.json", _debug(draw, ids, estimators))
+  return folder
+
+
+def _scores(draw, at, selected, estimators, blows_up):
+  """Returns FIL over rounds: name → [len(at), K]."""
+  final = draw.standard_t(3, len(selected)) * 4e-4 * (selected > 0)
+  final += 2e-4 * (selected > 0)
+  # A client has no influence before it is first drawn.
+  start = draw.integers(0, len(at), len(selected)) * 0.7
+  ramp = np.clip(np.arange(len(at))[:, None] - start, 0, None)
+  exact = final * ramp / np.maximum(ramp[-1], 1)
+  scores = {"exact": exact}
+  for name in estimators:
+    noise = draw.normal(size=exact.shape[1]) * np.std(exact[-1])
+    scores[name] = exact + NOISE[name] * noise * (ramp > 0) * (exact != 0)
+    if name == blows_up:
+      scores[name] = scores[name] + _growth(at)[:, None] * noise * (exact != 0)
+  return scores
+
+
+def _growth(at):
+  t = np.asarray(at) / at[-1]
+  return np.where(t > 0.4, np.exp((t - 0.4) * 45) - 1, 0)
+
+
+def _agreement(estimate, exact):
+  """Returns the fields of one estimator in a line of metrics.jsonl."""
+  known = np.isfinite(exact)
+  numbers = dict.fromkeys(
+    ("fil_pearson", "fil_spearman", "fia_pearson", "fip_error"), None
+  )
+  numbers |= {"fip_relative_error": None, "truncated_fraction": 0.0}
+  a, b = estimate[known], exact[known]
+  if len(a) > 2 and a.std() and b.std():
+    rank = lambda v: np.argsort(np.argsort(v))
+    pearson = float(np.corrcoef(a, b)[0, 1])
+    error = float(np.abs(a - b).mean() / np.abs(b).mean())
+    numbers |= {
+      "fil_pearson": pearson,
+      "fil_spearman": float(np.corrcoef(rank(a), rank(b))[0, 1]),
+      "fia_pearson": pearson * 0.9,
+      "fip_error": error * 0.02,
+      "fip_relative_error": error,
+    }
+  return numbers
+
+
+def _summary(name, measured, layers, blows_up):
+  last = measured[-len(measured) // 4 :]
+
+  def mean(field):
+    values = [m[field] for m in last if m[field] is not None]
+    return float(np.mean(values)) if values else None
+
+  upload = 0.0 if name == "truncated" else 250.0
+  truncated = 0.45 if name == "both" else 0.0
+  growth = 38.5 if name == blows_up else 1.02 if name == "both" else 1.0
+  return {
+    "description": DESCRIPTIONS.get(name, "lowrank_hessian(rank=50)"),
+    "upload_bytes_per_participant": int(upload * NUM_PARAMS * 4),
+    "upload_models": upload,
+    **measured[-1],
+    "truncated_fraction": truncated,
+    "last_quarter": {
+      field: mean(field)
+      for field in ("fil_pearson", "fil_spearman", "fip_relative_error")
+    },
+    "largest_growth": growth,
+    "nonfinite_fraction": 0.0,
+    "layers": {
+      layer: {
+        "truncated_fraction": truncated,
+        "first_truncated_round": 12 if truncated else None,
+        "largest_growth": growth,
+      }
+      for layer in layers
+    },
+  }
+
+
+def _influence(path, ids, selected, scores, has_exact):
+  names = list(scores)
+  header = ["client_id", "num_examples", "times_selected"]
+  header += [f"{kind}_{e}" for e in names for kind in ("fil", "fia")]
+  rows = []
+  for k, client in enumerate(ids):
+    row = [client, 20 + 7 * k % 90, selected[k]]
+    for name in names:
+      fil = scores[name][-1, k]
+      missing = not np.isfinite(fil) or (name == "exact" and not has_exact)
+      row += ["", ""] if missing else [repr(float(fil)), repr(float(-fil / 3))]
+    rows.append(row)
+  with path.open("w", newline="") as file:
+    csv.writer(file).writerows([header, *rows])
+
+
+def _layers(path, draw, at, tracked, layers, estimators, blows_up, has_exact):
+  rows = []
+  for client in tracked:
+    first = int(draw.integers(0, 4))
+    for j, layer in enumerate(layers):
+      size = 0.02 * (1 + np.sin(np.arange(len(at)) / 5 + j) * 0.4) / (j + 1)
+      noise = {e: draw.lognormal(0, 0.15, len(at)) for e in estimators}
+      for i, t in enumerate(at):
+        norm = float(size[i]) * (i >= first)
+        if has_exact:
+          rows.append([t, client, layer, "exact", 0.0, norm])
+        for e in estimators:
+          error = norm * NOISE[e] * 0.4 * float(noise[e][i])
+          if e == blows_up and j == 0:
+            error += norm * float(_growth(at)[i])
+          rows.append(
+            [t, client, layer, e, error if has_exact else "", norm + error]
+          )
+  with path.open("w", newline="") as file:
+    writer = csv.writer(file)
+    writer.writerow(["round", "client", "layer", "estimator", "error", "norm"])
+    writer.writerows(rows)
+
+
+def _cleanse(draw, rounds, estimator):
+  """Removing harmful clients helps, helpful ones hurts, at random neither."""
+  at = list(range(rounds, 2 * rounds + 1, rounds // 10))
+  slope = {"harmful": -0.05, "helpful": 0.25, "random": 0.02, "none": 0.0}
+  curves = []
+  cases = [("none", "none", 0.0, 0)]
+  for fraction in (0.05, 0.1, 0.2, 0.3, 0.5):
+    for score in ("fil", "fia"):
+      cases += [(score, end, fraction, 0) for end in ("harmful", "helpful")]
+    cases += [("random", "random", fraction, r) for r in range(5)]
+  for way, optimism in (("held_out", 1.0), ("one_set", 1.6)):
+    for score, end, fraction, repeat in cases:
+      shift = slope[end] * fraction * (optimism if end == "harmful" else 1)
+      shift += draw.normal() * 0.01 * (end == "random")
+      loss = [
+        0.43 - 0.03 * (1 - np.exp(-3 * i / len(at))) + shift * i / len(at)
+        for i in range(len(at))
+      ]
+      curves.append(
+        {
+          "way": way,
+          "score": score,
+          "end": end,
+          "fraction": fraction,
+          "repeat": repeat,
+          "removed": int(200 * fraction),
+          "rounds": at,
+          "loss": loss,
+          "accuracy": [1.1 - 0.55 * x for x in loss],
+        }
+      )
+  return {
+    "round": rounds,
+    "estimator": estimator,
+    "validation_examples": 1123,
+    "test_examples": 1124,
+    "curves": curves,
+  }
+
+
+def _debug(draw, ids, estimators):
+  scores = [*("exact", *estimators), "validation loss", "update norm"]
+  return {
+    "kind": "flip_labels",
+    "bad": ids[: max(1, len(ids) // 10)],
+    "scores": {
+      score: {
+        "precision_at_k": max(0.05, 0.95 - 0.13 * i),
+        "auroc": 0.99 - 0.09 * i,
+        "values": draw.normal(size=len(ids)).tolist(),
+      }
+      for i, score in enumerate(scores)
+    },
+    "gain": {"loss_before": 0.51, "loss_after": 0.44},
+  }
+
+
+def _plain(values):
+  return [float(v) if np.isfinite(v) else None for v in values]
+
+
+def _json(path, value):
+  path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def _lines(path, values):
+  text = "".join(json.dumps(v, allow_nan=False) + "\n" for v in values)
+  path.write_text(text)
