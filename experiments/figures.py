@@ -95,8 +95,7 @@ def layers(run):
     block = _block(axes[i * bands : (i + 1) * bands], shown, "round", label)
     lines = []
     for ax, layer in block:
-      # The end of a layer's name tells more than its beginning.
-      ax.set_title(_short(layer[::-1], 96 // columns)[::-1])
+      ax.set_title(_short(layer, 96 // columns, keep_end=True))
       for name, trace in traces[layer].items():
         if not (kind == "error" and name == "exact"):
           lines.append(trace[kind])
@@ -355,18 +354,9 @@ def heat_map(run):
     labels = labels[:END_ROWS] + gap_label + labels[-END_ROWS:]
   figure = _figure(1.1 + 0.135 * len(image))
   ax = figure.subplots()
-  known = np.abs(image[np.isfinite(image)])
-  # A few extreme cells would bleach all the others.
-  top = float(np.quantile(known, 0.98)) or float(known.max()) or 1.0
-  unit, factor = _unit(top)
+  scale, ticks = _diverging(image)
   colours = matplotlib.colormaps["RdBu"].with_extremes(bad="white")
-  drawn = ax.imshow(
-    image / factor,
-    colours,
-    aspect="auto",
-    vmin=-top / factor,
-    vmax=top / factor,
-  )
+  drawn = ax.imshow(image, colours, scale, aspect="auto")
   ax.set_yticks(range(len(image)), labels, fontsize=6.5)
   at = range(len(run.rounds) - 1, -1, -math.ceil(len(run.rounds) / 12))
   ax.set_xticks(at, [str(run.rounds[i]) for i in at])
@@ -379,14 +369,34 @@ def heat_map(run):
     shrink=0.6,
     extend="both",
     extendfrac=0.02,
-    label=f"← hurts        {_short(of, 30)}{unit}        helps →",
+    ticks=ticks,
+    format=lambda v, _: f"{v:+g}".replace("-", "−") if v else "0",
+    label=f"← hurts        {_short(of, 30)}        helps →",
   )
+  bar.minorticks_off()
   for part in (ax, bar.ax):
     part.grid(visible=False)
     part.tick_params(length=0)
     part.spines[:].set_visible(False)
   ax.set_xlabel("round")
   return figure
+
+
+def _diverging(values):
+  """Returns a colour scale with 0 in the middle, and its ticks.
+
+  A few clients matter far more than the others. So the scale is nearly
+  logarithmic, and ends where 2 % of the cells lie beyond it.
+  """
+  sizes = np.abs(values[np.isfinite(values)])
+  top = float(np.quantile(sizes, 0.98)) or float(sizes.max()) or 1.0
+  middle = min(top, float(np.median(sizes[sizes > 0])) if sizes.any() else top)
+  scale = matplotlib.colors.AsinhNorm(middle, vmin=-top, vmax=top)
+  unit = 10.0 ** math.floor(math.log10(top))
+  ticks = [math.floor(top / unit) * unit]
+  if top > 5 * middle:
+    ticks.append(ticks[0] / 10)
+  return scale, [*(-t for t in ticks), 0.0, *ticks]
 
 
 FIGURES = {
@@ -493,8 +503,9 @@ def _log_axes(axes, lines, sizes):
     size = min((m for v in lines if (m := _largest(v))), default=1.0)
   ceiling = min(most * 1.6, size * HEADROOM)
   positive = [v[(v > 0) & np.isfinite(v)] for v in lines]
-  least = min((v.min() for v in positive if len(v)), default=ceiling / 10)
-  floor = max(least / 1.6, ceiling / 10**DECADES)
+  positive = np.concatenate([*positive, [ceiling / 10]])
+  # Not the least: errors start from nothing.
+  floor = max(np.quantile(positive, 0.03) / 2, ceiling / 10**DECADES)
   for ax in axes:
     # Limits first: a client never drawn has nothing a log scale could show.
     ax.set_ylim(floor, ceiling)
@@ -557,9 +568,16 @@ def _floats(values):
   return np.array(list(values), float)  # None becomes NaN.
 
 
-def _short(text, length):
-  """Returns `text` as matplotlib shows it literally, on one line."""
+def _short(text, length, keep_end=False):
+  """Returns `text` as matplotlib shows it literally, on one line.
+
+  Args:
+    text: from the data, or anything else.
+    length: characters that there is room for.
+    keep_end: what is too long loses its beginning (paths), not its end.
+  """
   text = " ".join(str(text).split())
   if len(text) > length:
-    text = text[: length - 1] + "…"
+    kept = length - 1
+    text = "…" + text[-kept:] if keep_end else text[:kept] + "…"
   return text.replace("$", r"\$")

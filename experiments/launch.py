@@ -1,5 +1,6 @@
 """Starts a binary: what a user got wrong is one line and exit code 2."""
 
+import os
 import pathlib
 import sys
 
@@ -19,6 +20,16 @@ def define_config(default):
   except AttributeError as error:
     # It reads the command line already here, overrides and all.
     _refuse(f"--config has no such key: {error}")
+
+
+def define_data_dir():
+  """Defines --data_dir; the environment variable FEDINF_DATA says the same."""
+  return flags.DEFINE_string(
+    "data_dir",
+    os.environ.get("FEDINF_DATA") or None,
+    "FEMNIST: LEAF's folder, a prepared TFDS folder or an .npz of writers."
+    " None: glyph writers stand in. (FEDINF_DATA says the same.)",
+  )
 
 
 def run(main):

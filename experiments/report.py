@@ -2,8 +2,7 @@ r"""Draws the figures and the page of a finished run again, from its files.
 
 python -m experiments.report --workdir=DIR
 
-Nothing is trained. What is read is the same in every rerun, and so is what is
-written: timing.jsonl, which differs, is left alone.
+Nothing is trained.
 """
 
 import csv
@@ -19,17 +18,6 @@ import numpy as np
 from experiments import launch
 from experiments import report_page
 
-FILES = (
-  "summary.json",
-  "config.json",
-  "metrics.jsonl",
-  "influence.csv",
-  "history.jsonl",
-  "layers.csv",
-  "cleanse.json",
-  "debug.json",
-)
-
 
 class Contents(NamedTuple):
   """What the files of a run hold: N evaluated rounds, R clients."""
@@ -38,13 +26,14 @@ class Contents(NamedTuple):
   config: dict[str, Any]
   metrics: list[dict[str, Any]]  # N lines
   ids: list[str]  # [R]
-  columns: dict[str, np.ndarray]  # of influence.csv, [R]; NaN where empty
+  # Influence is NaN where empty, 0 where it is only rounding.
+  columns: dict[str, np.ndarray]  # of influence.csv, [R]
   history: dict[str, np.ndarray]  # FIL, name → [N, R]
   # client → layer → estimator → round, error, norm → [N]
   tracked: dict[str, dict[str, dict[str, dict[str, np.ndarray]]]]
   cleanse: dict[str, Any] | None
   debug: dict[str, Any] | None
-  files: list[str]  # those of FILES that are there
+  files: list[str]  # those that are there
 
   @property
   def rounds(self):
@@ -97,20 +86,29 @@ def load(workdir):
       f"{workdir} is not a finished run: it has no summary.json; start"
       f" experiments.run --workdir={workdir} first"
     )
-  files = [name for name in FILES if (workdir / name).is_file()]
-  read = {name: _read(workdir / name) for name in files}
-  ids, columns = _columns(read.get("influence.csv", []))
+  files = {
+    name: parse for name, parse in FILES.items() if (workdir / name).is_file()
+  }
+  read = {name: _read(workdir / name, parse) for name, parse in files.items()}
+  ids, columns = read.get("influence.csv", ([], {}))
+  summary = read["summary.json"]
   return Contents(
-    summary=read["summary.json"],
+    summary=summary,
     config=read.get("config.json", {}),
     metrics=read.get("metrics.jsonl", []),
     ids=ids,
-    columns=columns,
-    history=_history(read.get("history.jsonl", [])),
-    tracked=_tracked(read.get("layers.csv", [])),
+    columns={
+      name: _without_rounding(values, name[:3], summary)
+      for name, values in columns.items()
+    },
+    history={
+      name: _without_rounding(values, "fil", summary)
+      for name, values in read.get("history.jsonl", {}).items()
+    },
+    tracked=read.get("layers.csv", {}),
     cleanse=read.get("cleanse.json"),
     debug=read.get("debug.json"),
-    files=files,
+    files=list(read),
   )
 
 
@@ -127,9 +125,9 @@ def write(workdir: pathlib.Path):
   try:
     images = figures.pngs(run)
     page = report_page.page(run, images)
-  except (KeyError, IndexError, TypeError) as error:
+  except KeyError as error:
     raise ValueError(
-      f"{workdir} does not hold together: {type(error).__name__} {error}; its"
+      f"{workdir} does not hold together: it lacks {error}; its"
       " files may be of different runs or of another version"
     ) from error
   (workdir / "figures").mkdir(exist_ok=True)
@@ -146,53 +144,61 @@ def main(argv):
   print(workdir / "report.html")
 
 
-def _read(path):
-  """Returns what a JSON, JSON lines or CSV file holds."""
+def _read(path, parse):
   with path.open(newline="", encoding="utf-8") as file:
     try:
-      if path.suffix == ".csv":
-        return list(csv.DictReader(file, strict=True))
-      if path.suffix == ".jsonl":
-        return [json.loads(line) for line in file if line.strip()]
-      return json.load(file)
-    except (ValueError, csv.Error) as error:
-      raise ValueError(f"{path} cannot be read: {error}") from error
+      return parse(file)
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+      raise ValueError(
+        f"{path} cannot be read: {type(error).__name__} {error}"
+      ) from error
 
 
-def _columns(rows):
-  """Returns the ids [R] and the other columns [R] of influence.csv."""
-  names = [name for name in (rows[0] if rows else {}) if name != "client_id"]
-  columns = {name: _floats(row[name] for row in rows) for name in names}
-  return [row["client_id"] for row in rows], columns
+def _lines(file):
+  return [json.loads(line) for line in file if line.strip()]
 
 
-def _history(lines):
-  names = list(lines[0]["fil"]) if lines else []
+def _history(file):
+  lines = _lines(file)
+  names = lines[0]["fil"] if lines else ()
   return {
     name: np.array([line["fil"][name] for line in lines], float)
     for name in names
   }
 
 
-def _tracked(rows):
+def _influence(file):
+  """Returns the ids [R] and the other columns [R]."""
+  rows = list(csv.DictReader(file, strict=True))
+  names = [name for name in (rows[0] if rows else ()) if name != "client_id"]
+  columns = {name: _floats(row[name] for row in rows) for name in names}
+  return [row["client_id"] for row in rows], columns
+
+
+def _layers(file):
+  """Returns client → layer → estimator → field → [N]."""
+  fields = ("round", "error", "norm")
   tracked = {}
-  for row in rows:
+  for row in csv.DictReader(file, strict=True):
     layers = tracked.setdefault(row["client"], {})
     traces = layers.setdefault(row["layer"], {})
-    traces.setdefault(row["estimator"], []).append(row)
-  return {
-    client: {
-      layer: {
-        name: {
-          field: _floats(row[field] for row in trace)
-          for field in ("round", "error", "norm")
-        }
-        for name, trace in traces.items()
-      }
-      for layer, traces in layers.items()
-    }
-    for client, layers in tracked.items()
+    cells = traces.setdefault(row["estimator"], {f: [] for f in fields})
+    for field in fields:
+      cells[field].append(row[field])
+  for layers in tracked.values():
+    for traces in layers.values():
+      for cells in traces.values():
+        cells.update({f: _floats(values) for f, values in cells.items()})
+  return tracked
+
+
+def _without_rounding(values, kind, summary):
+  """Sets to 0 what is only rounding, or clients never drawn seem to matter."""
+  least = {
+    "fil": 1e-6 * abs(summary["loss"] or 0),
+    "fia": 0.5 / max(1, summary["test_examples"]),  # half an example
   }
+  return np.where(np.abs(values) < least.get(kind, 0), 0.0, values)
 
 
 def _floats(cells):
@@ -206,6 +212,18 @@ def _replace(path, data):
   unfinished.write_bytes(data)
   os.replace(unfinished, path)
 
+
+# Not timing.jsonl: a report is the same in every rerun.
+FILES = {
+  "summary.json": json.load,
+  "config.json": json.load,
+  "metrics.jsonl": _lines,
+  "influence.csv": _influence,
+  "history.jsonl": _history,
+  "layers.csv": _layers,
+  "cleanse.json": json.load,
+  "debug.json": json.load,
+}
 
 if __name__ == "__main__":
   # Here, as experiments.run has a --workdir of its own.

@@ -16,7 +16,7 @@ EXTREMES = 5  # Clients named at either end.
 GRADES = (
   (0.95, "good", "ranks clients almost as retraining does"),
   (0.80, "fair", "ranks clients well, though neighbours may swap"),
-  (0.50, "weak", "useful for the extremes only"),
+  (0.50, "weak", "a rough guide: finds extremes, but misses some"),
   (-1.0, "bad", "do not trust"),
 )
 UNCHECKED = ("none", "not checked: this run has no ground truth")
@@ -36,8 +36,8 @@ CAPTIONS = {
     "Fig. 1: one client, layer by layer",
     "In each layer, the size of the estimated change of the model (norm) and,"
     " where the truth is known, the distance from it (error). Log scale: a line"
-    " that climbs steadily grows exponentially; it may leave the chart at the"
-    " top.",
+    " that climbs steadily grows exponentially and may leave the chart. Of"
+    " many layers, the eight with the largest change.",
   ),
   "fig2_distance": (
     "Fig. 2: distance from the truth",
@@ -73,8 +73,8 @@ CAPTIONS = {
   "heat_map": (
     "Influence of each client over rounds",
     "A row is a client, the most helpful at the top. Blue: the loss would rise"
-    " without it (helps); red: it would fall (hurts). The strongest cells share"
-    " one colour.",
+    " without it (helps); red: it would fall (hurts). The colours are nearly on"
+    " a log scale; the strongest cells share one.",
   ),
 }
 
@@ -185,8 +185,7 @@ def _verdict(run):
   top = max((abs(fil[k]) for k in best + worst), default=1.0)
   return (
     f'<p class="lead">{lead}</p>\n<p>By {how}, {helps:,} of {len(fil):,}'
-    f" clients help and {hurts:,} hurt"
-    f"{f'; {never:,} were never drawn' if never else ''}.</p>\n"
+    f" clients help and {hurts:,} hurt; {never:,} never took part.</p>\n"
     '<div class="ends">'
     + _extremes(run, "Help most", "helps", best, top)
     + _extremes(run, "Hurt most", "hurts", worst, top)
@@ -212,10 +211,10 @@ def _extremes(run, title, word, clients, top):
     fil, fia = run.ranking[k], run.columns[f"fia_{run.ranked_by}"][k]
     moves = "rise" if fil > 0 else "fall"
     note = f"loss would {moves} by {_digits(abs(fil))}"
-    if fia:
+    if np.isfinite(fia):
       moves = "rise" if fia > 0 else "fall"
-      points = _digits(100 * abs(fia))
-      note += f", accuracy {moves} by {points} points"
+      points = f"{moves} by {_digits(100 * abs(fia))} points"
+      note += f", accuracy {points if fia else 'stay the same'}"
     examples, times = (
       int(run.columns[field][k]) for field in ("num_examples", "times_selected")
     )
@@ -235,16 +234,7 @@ def _trust(run):
   items = []
   for name, measured in run.summary["estimators"].items():
     key, words = grade(measured, run.has_exact)
-    facts = []
-    quarter = measured.get("last_quarter") or {}
-    if run.has_exact:
-      facts.append(
-        f"Pearson {fixed(measured['fil_pearson'])}, Spearman"
-        f" {fixed(measured['fil_spearman'])} at the last round;"
-        f" {fixed(quarter.get('fil_pearson'))} and"
-        f" {fixed(quarter.get('fil_spearman'))} on average over the last"
-        " quarter"
-      )
+    facts = _agreement(run, name) if run.has_exact else []
     facts.append(
       f"{_share(measured['truncated_fraction'])} of layers truncated"
     )
@@ -259,6 +249,35 @@ def _trust(run):
       "</li>"
     )
   return f'<ul class="trust">{"".join(items)}</ul>\n{_scale(run)}'
+
+
+def _agreement(run, name):
+  measured = run.summary["estimators"][name]
+  quarter = measured["last_quarter"]
+  found, of = _found(run, name)
+  return [
+    f"finds {found[0]} of the {of} most helpful and {found[1]} of the {of} most"
+    " harmful clients",
+    f"Pearson {fixed(measured['fil_pearson'])}, Spearman"
+    f" {fixed(measured['fil_spearman'])} at the last round;"
+    f" {fixed(quarter['fil_pearson'])} and {fixed(quarter['fil_spearman'])} on"
+    " average over the last quarter",
+  ]
+
+
+def _found(run, name):
+  """Counts, at either end, clients that estimate and truth have in common."""
+  exact = run.columns["fil_exact"]
+  known = np.isfinite(exact)
+  exact, estimate = exact[known], run.columns[f"fil_{name}"][known]
+  count = max(1, min(10, len(exact) // 5))
+  # What overflowed sorts last at either end.
+  ends = [
+    set(np.argsort(sign * exact)[:count])
+    & set(np.argsort(sign * estimate)[:count])
+    for sign in (-1, 1)
+  ]
+  return [len(end) for end in ends], count
 
 
 def _scale(run):

@@ -58,17 +58,6 @@ def train(
     save_minutes: minutes between checkpoints.
   """
   problem = problems.build(config, data_dir)
-  about = {
-    "name": name,
-    "config": config.to_dict(),
-    "data": {
-      "source": problem.source,
-      "stand_in": problem.stand_in,
-      "digest": problems.digest(problem),
-      "bad": list(problem.bad),
-    },
-    "versions": workdirs.versions(),
-  }
   estimators = named.build(config.estimators)
   train, fed = problem.train, problem.fed
   rows = problems.exact_rows(config.exact, train.num_clients, config.seed)
@@ -80,7 +69,7 @@ def train(
     exact=rows,
     seed=config.seed,
   )
-  workdirs.claim(folder, about)
+  workdirs.claim(folder, about(name, config, problem))
   screen.print(describe(name, problem), highlight=False)
 
   keep = {config.cleanse_round} if config.cleanse_round else set()
@@ -139,15 +128,14 @@ def train(
       limit = next(s for s in stops if s > round_) - round_
       if save_rounds:
         limit = min(limit, save_rounds - round_ % save_rounds)
-      # The first round alone: it compiles.
-      block = 1 if pace is None else max(1, int(BLOCK_SECONDS / pace))
+      # The first round alone: it compiles. The second alone: to learn the pace.
+      block = max(1, int(BLOCK_SECONDS / pace)) if pace else 1
       rounds, started = min(limit, block), time.perf_counter()
       state = jax.block_until_ready(step(state, rounds))
       took, first = time.perf_counter() - started, pace is None
       round_ += rounds
       record("compile" if first else "rounds", took, rounds)
       pace = 0.0 if first else took / rounds
-      pace = max(pace, 1e-6)
       if round_ in looks:
         started = time.perf_counter()
         found, line = look()
@@ -168,6 +156,21 @@ def train(
         )
   saved.close()
   return Trained(state, found or evaluate(state), problem)
+
+
+def about(name: str, config, problem: problems.Problem) -> dict:
+  """Returns what config.json says: all that the numbers of a run depend on."""
+  return {
+    "name": name,
+    "config": config.to_dict(),
+    "data": {
+      "source": problem.source,
+      "stand_in": problem.stand_in,
+      "digest": problems.digest(problem),
+      "bad": list(problem.bad),
+    },
+    "versions": workdirs.versions(),
+  }
 
 
 def describe(name: str, problem: problems.Problem) -> str:

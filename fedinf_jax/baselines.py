@@ -115,8 +115,7 @@ def baselines(
     )
     _require_finite(scores["dig_fl"], t)
     if shapley is not None:
-      # No other draw on the host is of this stream.
-      draw = rng.host_generator(seed, rng.Stream.COHORT, t)
+      draw = rng.host_generator(seed, rng.Stream.SHAPLEY, t)
       scores["gtg_shapley"] = shapleys.values(
         _utility(model, round_, validation, t), fed.cohort_size, shapley, draw
       )

@@ -29,8 +29,21 @@ class Inputs(NamedTuple):
   root: jax.Array  # the run's key
 
 
+@functools.lru_cache(maxsize=8)
 def advance(setup, estimators, sizes, replay_chunk, upload_chunk):
-  """Builds the compiled loop over rounds."""
+  """Builds the compiled loop over rounds.
+
+  Remembered: another run of the same model and settings on data of the same
+  shape, with other cohorts or parameters, compiles nothing.
+
+  Args:
+    setup: what client and server both know.
+    estimators: pairs (name, estimator).
+    sizes: rows of the size classes.
+    replay_chunk: removals replayed at once.
+    upload_chunk: waves of participants heard at once.
+  """
+  estimators = dict(estimators)
   model, fed = setup.model, setup.fed
   train_one = fedavg.local_training(model, fed)
   train_wave = fedavg.over_wave(lambda *args: train_one(*args)[0], sizes)

@@ -27,6 +27,8 @@ class Stream(enum.IntEnum):
   CORRUPT = 7
   GLYPHS = 8
   LANCZOS = 9
+  CHOOSE = 10
+  SHAPLEY = 11
 
 
 def id_words(ids):

@@ -119,7 +119,11 @@ def simulator(
     per_row = _replay_bytes(setup, params, data, lanes)
     replay_chunk = memory.chunk_size(len(rows), per_row)
   advance = engine.advance(
-    setup, estimators, schedule.sizes, replay_chunk, upload_chunk
+    setup,
+    tuple(estimators.items()),
+    schedule.sizes,
+    replay_chunk,
+    upload_chunk,
   )
 
   def init():

@@ -68,8 +68,7 @@ def choose(
   if end == "harmful":
     order = order[::-1]
   elif end == "random":
-    # A stream that no corruption draws from, or the two would coincide.
-    order = rng.host_generator(seed, rng.Stream.COHORT).permutation(len(order))
+    order = rng.host_generator(seed, rng.Stream.CHOOSE).permutation(len(order))
   elif end != "helpful":
     raise ValueError(
       f"end is {end!r}; it must be one of {', '.join(map(repr, ENDS))}"

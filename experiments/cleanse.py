@@ -1,0 +1,153 @@
+r"""Fig. 4: leaves the clients with the lowest influence out and trains on.
+
+python -m experiments.cleanse --workdir=DIR [--estimator=relu]
+    [--fractions=0.05,0.1,0.2] [--repeats=3]
+
+From a run's checkpoint: removes the most harmful, the most helpful or random
+clients by FIL or FIA, continues with cohorts drawn from those who remain, and
+writes loss and accuracy to cleanse.json and to the report. Clients are chosen
+on one half of the test set and scored on the other, which had no say; the
+paper's way, one set for both, stands beside it.
+"""
+
+import pathlib
+
+from absl import flags
+import numpy as np
+from rich import console as rich_console
+from rich import progress as rich_progress
+from rich import table as rich_table
+
+from experiments import cleansing
+from experiments import launch
+from experiments import report
+from experiments import workdir as workdirs
+import fedinf_jax as fi
+
+_WORKDIR = flags.DEFINE_string("workdir", "runs/quickstart", "A finished run.")
+_DATA_DIR = launch.define_data_dir()
+_ESTIMATOR = flags.DEFINE_string(
+  "estimator", "relu", 'Whose influence to go by; "exact" is the ground truth.'
+)
+_FRACTIONS = flags.DEFINE_list(
+  "fractions", ["0.05", "0.1", "0.2", "0.3", "0.4"], "Of the clients."
+)
+_REPEATS = flags.DEFINE_integer("repeats", 3, "Random choices.", lower_bound=1)
+_ROUND = flags.DEFINE_integer(
+  "round", None, "Where to go on from; the recipe's cleanse_round if none."
+)
+
+
+def main(argv):
+  """Cleanses the run in the workdir."""
+  del argv
+  folder = pathlib.Path(_WORKDIR.value)
+  config, problem = cleansing.load(folder, _DATA_DIR.value)
+  round_ = _ROUND.value or config.cleanse_round
+  state = cleansing.state_at(folder, config, problem, round_)
+  run = fi.Run.of(problem.model, state)
+  half = cleansing.halves(problem, config.seed)
+  of = _ESTIMATOR.value
+  ways = {
+    "held_out": cleansing.scores(run, problem, half.validation, of),
+    "one_set": cleansing.scores(run, problem, slice(None), of),
+  }
+  plans = list(_plans(ways, [_fraction(f) for f in _FRACTIONS.value]))
+  go_on = cleansing.trainer(problem, half, config.seed)
+  screen = rich_console.Console()
+  seen, curves = {}, []
+  bar = rich_progress.track(
+    plans, "training on", console=screen, disable=not screen.is_terminal,
+    transient=True,
+  )  # fmt: skip
+  for plan, removed in bar:
+    key = tuple(sorted(removed.tolist()))
+    if key not in seen:
+      seen[key] = go_on(removed, state.params, round_)
+    curve = seen[key]
+    values = getattr(curve, plan["way"])
+    curves.append(
+      {
+        **plan,
+        "removed": len(removed),
+        "rounds": curve.rounds,
+        "loss": values[:, 0],
+        "accuracy": values[:, 1],
+      }
+    )
+  content = {
+    "round": round_,
+    "estimator": of,
+    "validation_examples": len(half.validation),
+    "test_examples": len(half.test),
+    "curves": curves,
+  }
+  workdirs.write_json(folder / "cleanse.json", content)
+  report.write(folder)
+  _print_table(screen, content)
+  screen.print(f"report: {folder / 'report.html'}", highlight=False)
+
+
+def _plans(ways, fractions):
+  """Yields what to remove: (description, positions)."""
+  for way, scores in ways.items():
+    nobody = {"way": way, "score": "none", "end": "none", "fraction": 0.0}
+    yield {**nobody, "repeat": 0}, np.array([], int)
+    for fraction in fractions:
+      for score, values in scores.items():
+        for end in ("harmful", "helpful"):
+          plan = {"way": way, "score": score, "end": end, "fraction": fraction}
+          removed = fi.valuation.choose(values, fraction, end=end)
+          yield {**plan, "repeat": 0}, removed
+      for repeat in range(_REPEATS.value):
+        plan = {"way": way, "score": "random", "end": "random"}
+        removed = fi.valuation.choose(
+          scores["fil"], fraction, end="random", seed=repeat
+        )
+        yield {**plan, "fraction": fraction, "repeat": repeat}, removed
+
+
+def _print_table(screen, content):
+  """Prints the last point of every curve, random ones averaged."""
+  table = rich_table.Table(
+    title=f"Trained on from round {content['round']} without some clients"
+    f" (by {content['estimator']})",
+    title_justify="left",
+  )
+  for title in ("chosen and scored on", "removed", "fraction", "by", "loss",
+                "accuracy"):  # fmt: skip
+    table.add_column(title)
+  words = {"held_out": "two halves", "one_set": "one set (the paper's way)"}
+  groups = {}
+  for curve in content["curves"]:
+    key = curve["way"], curve["end"], curve["fraction"], curve["score"]
+    groups.setdefault(key, []).append(
+      (curve["loss"][-1], curve["accuracy"][-1])
+    )
+  for (way, end, fraction, score), values in groups.items():
+    loss, accuracy = np.mean(values, axis=0)
+    table.add_row(
+      words[way],
+      end,
+      f"{fraction:.2f}",
+      score,
+      f"{loss:.4f}",
+      f"{accuracy:.4f}",
+    )
+  screen.print(table)
+
+
+def _fraction(text):
+  try:
+    value = float(text)
+  except ValueError:
+    value = -1
+  if not 0 < value < 1:
+    raise ValueError(
+      f"--fractions: {text!r} is not a number between 0 and 1"
+    ) from None
+  return value
+
+
+if __name__ == "__main__":
+  launch.run(main)

@@ -1,0 +1,150 @@
+"""Going on without some clients: what the model gains or loses."""
+
+from collections.abc import Callable
+import pathlib
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from experiments import checkpoint
+from experiments import estimators as named
+from experiments import problem as problems
+from experiments import training
+from experiments import workdir as workdirs
+import fedinf_jax as fi
+from fedinf_jax import rng
+
+POINTS = 10  # Points of a curve.
+
+
+class Halves(NamedTuple):
+  """The test set in two: one part to choose clients by, one to score on."""
+
+  validation: np.ndarray  # int, rows of the test set
+  test: np.ndarray
+
+
+class Curve(NamedTuple):
+  """How a training went on, on the whole test set and on its test half."""
+
+  rounds: list[int]
+  one_set: np.ndarray  # [N, 2], loss and accuracy
+  held_out: np.ndarray  # [N, 2]
+
+
+def load(folder: pathlib.Path, data_dir: str | None):
+  """Reads the recipe of a workdir and makes its problem again.
+
+  Raises:
+    ValueError: if the folder holds no run, or one of other data or versions.
+  """
+  if not (folder / "config.json").exists():
+    raise ValueError(
+      f"--workdir={folder} holds no run; start experiments.run with it first"
+    )
+  there = workdirs.read_json(folder / "config.json")
+  config = ml_collections.ConfigDict(there["config"])
+  problem = problems.build(config, data_dir)
+  workdirs.claim(folder, training.about(there["name"], config, problem))
+  return config, problem
+
+
+def state_at(folder: pathlib.Path, config, problem, round_: int):
+  """Restores the state that a run kept at a round."""
+  init, _ = fi.simulator(
+    problem.model,
+    problem.train,
+    problem.fed,
+    estimators=named.build(config.estimators),
+    exact=problems.exact_rows(
+      config.exact, problem.train.num_clients, config.seed
+    ),
+    seed=config.seed,
+  )
+  saved = checkpoint.checkpoints(folder / "checkpoints", {round_})
+  there = saved.rounds()
+  if round_ not in there:
+    raise ValueError(
+      f"{folder} has no checkpoint of round {round_}; it has"
+      f" {', '.join(map(str, there)) or 'none'}"
+    )
+  state, found = saved.restore(init(), rounds=[round_])
+  saved.close()
+  if found != round_:
+    raise ValueError(f"{folder}: the checkpoint of round {round_} is damaged")
+  return state
+
+
+def halves(problem: problems.Problem, seed: int) -> Halves:
+  """Cuts the test set in two at random."""
+  order = np.random.default_rng([seed, 4]).permutation(len(problem.x))
+  middle = len(order) // 2
+  return Halves(np.sort(order[:middle]), np.sort(order[middle:]))
+
+
+def scores(run: fi.Run, problem, rows, of: str) -> dict[str, np.ndarray]:
+  """Returns FIL and −FIA of every client on some rows: higher is helpful.
+
+  Clients that were not replayed have 0: nothing is known against them.
+  """
+  x, y = problem.x[rows], problem.y[rows]
+  found = {}
+  for name, metric, sign in (
+    ("fil", fi.metrics.loss, 1),
+    ("fia", fi.metrics.accuracy, -1),
+  ):
+    values = sign * np.asarray(run.influence(metric, x, y, of=of), float)
+    if of == "exact":
+      everyone = np.zeros(problem.train.num_clients)
+      everyone[run.exact_rows] = values
+      values = everyone
+    found[name] = np.nan_to_num(values, posinf=0, neginf=0)
+  return found
+
+
+def trainer(
+  problem: problems.Problem, half: Halves, seed: int
+) -> Callable[..., Curve]:
+  """Builds the training that goes on without some clients.
+
+  Returns:
+    go_on(removed, params=None, round_=0) -> Curve. `removed` are positions;
+    from w_{round_} = `params` (None: the start) cohorts are drawn from those
+    who remain. A client's place in a cohort depends on its own draw alone, so
+    a round that would not have drawn a removed client is the same as before.
+  """
+  model, train, fed = problem.model, problem.train, problem.fed
+  x, y = jnp.asarray(problem.x), jnp.asarray(problem.y)
+
+  @jax.jit
+  def measure(params):
+    outputs = model.apply(params, x)
+    right = outputs.argmax(-1) == y
+    each = jnp.stack([model.loss(outputs, y), right.astype(x.dtype)], axis=1)
+    return each.mean(0), each[half.test].mean(0)
+
+  def go_on(removed, params=None, round_=0):
+    left = np.setdiff1d(np.arange(train.num_clients), removed)
+    if len(left) < fed.cohort_size:
+      raise ValueError(
+        f"{len(left)} clients remain; a cohort needs {fed.cohort_size}"
+      )
+    words = rng.id_words([train.ids[k] for k in left])
+    cohorts = left[rng.cohorts(seed, words, fed.rounds, fed.cohort_size)]
+    init, step = fi.simulator(
+      model, train, fed, cohorts=cohorts, params=params, seed=seed
+    )
+    state = init()._replace(round=jnp.asarray(round_, jnp.int32))
+    stops = np.unique(np.linspace(round_, fed.rounds, POINTS + 1).round())
+    points = []
+    for stop in stops.astype(int):
+      if stop > int(state.round):
+        state = step(state, int(stop) - int(state.round))
+      points.append(jax.device_get(measure(state.params)))
+    whole, test = (np.array(a, float) for a in zip(*points, strict=True))
+    return Curve([int(s) for s in stops], whole, test)
+
+  return go_on

@@ -1,0 +1,408 @@
+"""The report of a run: what it says, what it escapes, how it behaves."""
+
+import html
+import html.parser
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from experiments import figures
+from experiments import report
+from experiments import report_page
+from tests import workdirs
+
+ROOT = pathlib.Path(__file__).parent.parent
+ALWAYS = {"learning_curve", "heat_map"}
+TRACKED = {"fig1_layers"}
+EXACT = {"fig2_distance", "fig3_pearson", "fig3_scatter"}
+OPTIONAL = {"fig4_cleanse", "fig4_cleanse_rounds", "debug"}
+NASTY = (
+  '<script>alert("x")</script>',
+  "</script><b>bold",
+  "<!--",
+  "a$b$c & co",
+  "quote\"'",
+  "comma,and\nline",
+  "文😀",
+  "x" * 70,
+)
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+  """A run with everything, one estimator of which blows up."""
+  folder = workdirs.write(
+    tmp_path_factory.mktemp("report") / "full",
+    clients=24,
+    estimators=("both", "relu", "naive"),
+    cleanse=True,
+    debug=True,
+    stand_in=True,
+  )
+  report.write(folder)
+  return folder
+
+
+@pytest.fixture(scope="module")
+def nasty(tmp_path_factory):
+  """A run whose names are not names."""
+  ids = [*NASTY, *(f"f_{k}" for k in range(12))]
+  folder = workdirs.write(
+    tmp_path_factory.mktemp("report") / "nasty",
+    clients=len(ids),
+    ids=ids,
+    layers=("<i>layer</i>", "$layer$"),
+    debug=True,
+  )
+  report.write(folder)
+  return folder
+
+
+def text_of(folder):
+  """The words of the page, without markup."""
+  page = (folder / "report.html").read_text("utf-8")
+  page = re.sub(r"<(style|script).*?</\1>", "", page, flags=re.DOTALL)
+  return html.unescape(" ".join(re.sub("<[^>]*>", " ", page).split()))
+
+
+def drawn(folder):
+  return {path.stem for path in (folder / "figures").iterdir()}
+
+
+def test_a_report_has_all_its_figures(full):
+  assert drawn(full) == ALWAYS | TRACKED | EXACT | OPTIONAL
+  page = (full / "report.html").read_text("utf-8")
+  assert page.count('src="data:image/png;base64,') == len(drawn(full))
+  assert len(page) < 2e6
+  assert not list(full.rglob("*.tmp"))
+
+
+def test_the_verdict_names_clients_and_says_the_sign_in_words(full):
+  run = report.load(full)
+  best, worst = np.argmax(run.ranking), np.argmin(run.ranking)
+  words = text_of(full)
+  assert f"Without client {run.ids[best]} the test loss would rise by" in words
+  assert f"Without client {run.ids[worst]} the test loss would fall by" in words
+  assert words.count("FIL > 0: the client helps") == 1
+  assert "By retraining without each client" in words
+  assert "relu ✓ ranks clients almost as retraining does" in words
+  assert "finds 4 of the 4 most helpful and 4 of the 4 most harmful" in words
+  assert "naive ✗ do not trust" in words
+
+
+def test_a_stand_in_is_announced(full, nasty):
+  assert "glyph writers, drawn from fonts, that stand in for" in text_of(full)
+  assert "stand in for" not in text_of(nasty)
+
+
+def measured(*numbers, nonfinite=0.0):
+  pearson, spearman, later_pearson, later_spearman = numbers
+  later = {"fil_pearson": later_pearson, "fil_spearman": later_spearman}
+  return {
+    "fil_pearson": pearson,
+    "fil_spearman": spearman,
+    "last_quarter": later,
+    "nonfinite_fraction": nonfinite,
+  }
+
+
+@pytest.mark.parametrize(
+  ("numbers", "key"),
+  [
+    ((0.99, 0.96, 0.97, 0.95), "good"),
+    ((0.99, 0.96, 0.97, 0.94), "fair"),
+    ((0.79, 0.96, 0.97, 0.99), "weak"),
+    ((0.9, 0.9, 0.49, 0.9), "bad"),
+    ((-1.0, 0.9, 0.9, 0.9), "bad"),
+    ((None, 0.9, None, 0.9), "fair"),
+    ((None, None, None, None), "none"),
+  ],
+)
+def test_the_weakest_correlation_decides_the_grade(numbers, key):
+  assert report_page.grade(measured(*numbers), has_exact=True)[0] == key
+
+
+def test_an_overflow_is_never_trusted():
+  for has_exact in (True, False):
+    lost = measured(1.0, 1.0, 1.0, 1.0, nonfinite=0.01)
+    assert report_page.grade(lost, has_exact=has_exact)[0] == "bad"
+
+
+def test_without_ground_truth(tmp_path):
+  workdirs.write(tmp_path, exact="none")
+  report.write(tmp_path)
+  assert drawn(tmp_path) == ALWAYS | TRACKED
+  words = text_of(tmp_path)
+  assert "By estimator both" in words
+  assert "not checked: this run has no ground truth" in words
+  assert "Figs. 2 and 3 need the ground truth" in words
+  assert "Pearson" not in words
+
+
+def test_with_some_clients_replayed_the_best_estimator_ranks(tmp_path):
+  workdirs.write(tmp_path, clients=30, exact="20", tracked=0)
+  report.write(tmp_path)
+  assert drawn(tmp_path) == ALWAYS | EXACT - {"fig2_distance"}
+  words = text_of(tmp_path)
+  assert "By estimator relu (of the estimators the nearest" in words
+  assert "retraining without each of 20 clients" in words
+  assert "No client was tracked layer by layer" in words
+
+
+def test_with_nothing_but_training(tmp_path):
+  workdirs.write(tmp_path, estimators=(), exact="none", tracked=0)
+  report.write(tmp_path)
+  assert drawn(tmp_path) == {"learning_curve"}
+  assert "This run measured no influence." in text_of(tmp_path)
+
+
+def test_rounding_is_no_influence(tmp_path):
+  folder = workdirs.write(tmp_path, clients=4, tracked=0)
+  rows = (folder / "influence.csv").read_text().splitlines()
+  cells = rows[1].split(",")
+  cells[2:5] = ["0", "-2.8e-08", "2e-08"]
+  (folder / "influence.csv").write_text("\n".join([rows[0], ",".join(cells)]))
+  columns = report.load(folder).columns
+  assert columns["fil_exact"] == columns["fia_exact"] == 0
+
+
+def test_a_tracked_client_that_was_never_drawn_is_not_shown(tmp_path):
+  folder = workdirs.write(tmp_path, tracked=1)
+  rows = (folder / "layers.csv").read_text().splitlines()
+  still = [rows[0], *(re.sub(r"[^,]*,[^,]*$", "0.0,0.0", r) for r in rows[1:])]
+  (folder / "layers.csv").write_text("\n".join(still) + "\n")
+  run = report.load(folder)
+  assert figures.layers(run) is None
+  assert figures.distance(run) is None
+
+
+def test_a_blow_up_leaves_the_chart_and_the_rest_stays_readable(full):
+  run = report.load(full)
+  truth = max(
+    trace["norm"].max()
+    for client in run.tracked.values()
+    for layer in client.values()
+    for name, trace in layer.items()
+    if name == "exact"
+  )
+  figure = figures.distance(run)
+  low, high = figure.axes[0].get_ylim()
+  assert truth < high < 200 * truth
+  assert low > high / 1e8
+  (legend,) = figure.legends
+  assert any("naive (up to" in text.get_text() for text in legend.get_texts())
+
+
+def test_an_estimator_has_one_colour_in_all_figures(full):
+  run = report.load(full)
+  lines = figures.pearson(run).axes[0].lines
+  again = figures.distance(run).axes[0].lines
+  colours = [line.get_color() for line in lines if len(line.get_xdata()) > 2]
+  others = [line.get_color() for line in again]
+  assert len(set(colours)) == 3
+  assert colours == others[1:]  # The first is the truth.
+
+
+class Tags(html.parser.HTMLParser):
+  def __init__(self, page):
+    super().__init__()
+    self.tags = []
+    self.feed(page)
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append((tag, dict(attrs)))
+
+
+def test_the_page_asks_for_nothing_from_outside(full):
+  page = (full / "report.html").read_text("utf-8")
+  assert "http" not in page
+  assert "url(" not in page
+  for tag, attributes in Tags(page).tags:
+    source = attributes.get("src", "data:")
+    assert source.startswith("data:"), tag
+    link = attributes.get("href", "#")
+    assert link.startswith(("#", "data:")) or (full / link).is_file(), link
+
+
+def test_names_are_escaped(nasty):
+  page = (nasty / "report.html").read_text("utf-8")
+  tags = [tag for tag, _ in Tags(page).tags]
+  assert tags.count("script") == 2
+  assert "i" not in tags
+  assert "<!--" not in page
+  data = re.search('<script id="data".*?>(.*?)</script>', page)[1]
+  assert "<" not in data
+  ids = [row[0] for row in json.loads(data)["rows"]]
+  assert ids[: len(NASTY)] == list(NASTY)
+
+
+def contents(folder):
+  return {
+    path.relative_to(folder): path.read_bytes()
+    for path in folder.rglob("*")
+    if path.is_file() and path.name != "timing.jsonl"
+  }
+
+
+def test_the_same_run_gives_the_same_bytes(full, tmp_path):
+  before = contents(full)
+  copy = shutil.copytree(full, tmp_path / "elsewhere")
+  (copy / "report.html").unlink()
+  shutil.rmtree(copy / "figures")
+  (copy / "timing.jsonl").write_text("not even JSON")
+  done = start(copy)
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.strip() == str(copy / "report.html")
+  assert contents(copy) == before
+
+
+def start(folder):
+  return subprocess.run(
+    [sys.executable, "-m", "experiments.report", f"--workdir={folder}"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=60,
+    check=False,
+  )
+
+
+def _damage(name, content):
+  return lambda folder: (folder / name).write_text(content)
+
+
+BAD = {
+  "unfinished": (
+    lambda folder: (folder / "summary.json").unlink(),
+    "is not a finished run: it has no summary.json; start experiments.run",
+  ),
+  "no JSON": (_damage("summary.json", "{"), "summary.json cannot be read"),
+  "torn log": (_damage("metrics.jsonl", '{"rou'), "metrics.jsonl cannot be"),
+  "mixed up": (
+    _damage("influence.csv", "client_id,fil_exact\n1,0.5\n"),
+    "does not hold together: it lacks",
+  ),
+  "words": (
+    _damage("influence.csv", "client_id,fil_exact\n1,many\n"),
+    "influence.csv cannot be read: ValueError could not convert string",
+  ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_mistake_is_one_line_and_leaves_the_old_report(name, tmp_path):
+  break_it, message = BAD[name]
+  workdirs.write(tmp_path, clients=4, tracked=0)
+  (tmp_path / "report.html").write_text("old")
+  break_it(tmp_path)
+  done = start(tmp_path)
+  assert done.returncode == 2
+  assert message in done.stderr
+  assert str(tmp_path) in done.stderr
+  assert done.stderr.count("\n") == 1
+  assert (tmp_path / "report.html").read_text() == "old"
+
+
+CHROMIUM = shutil.which("chromium")
+in_a_browser = pytest.mark.skipif(
+  CHROMIUM is None, reason="chromium is not installed (apt install chromium)"
+)
+
+
+def browse(page, profile, view=""):
+  """Opens a page in chromium; returns the DOM and what the console said."""
+  done = subprocess.run(
+    [
+      CHROMIUM,
+      "--headless=new",
+      "--no-sandbox",
+      "--disable-gpu",
+      "--disable-dev-shm-usage",
+      f"--user-data-dir={profile}",
+      "--enable-logging=stderr",
+      "--v=0",
+      "--virtual-time-budget=2000",
+      "--dump-dom",
+      page.as_uri() + view,
+    ],
+    capture_output=True,
+    text=True,
+    timeout=60,
+    check=False,
+    env={**os.environ, "HOME": str(profile)},
+  )
+  assert done.returncode == 0, done.stderr
+  console = [s for s in done.stderr.splitlines() if "CONSOLE" in s]
+  return done.stdout, console
+
+
+def shown(dom):
+  """The ids in the table, in the order in which a reader sees them."""
+  body = dom[dom.index('<table id="table"') :].split("</table>")[0]
+  return [
+    html.unescape(name)
+    for name in re.findall(r'<tr><th scope="row">(.*?)</th>', body, re.DOTALL)
+  ]
+
+
+def sorted_by(dom):
+  head = re.findall(r'data-key="(\w+)"[^>]*aria-sort="(\w+)"', dom)
+  return {key: way for key, way in head if way != "none"}
+
+
+def ordered(folder, key, *, down):
+  run = report.load(folder)
+  order = np.argsort(run.columns[key], kind="stable")
+  return [run.ids[k] for k in (order[::-1] if down else order)]
+
+
+@in_a_browser
+def test_the_page_opens_and_links_to_sorted_views_work(full, tmp_path):
+  page = full / "report.html"
+  dom, console = browse(page, tmp_path)
+  assert console == []
+  assert "24 of 24 clients" in dom
+  best_first = ordered(full, "fil_exact", down=True)
+  assert shown(dom)[:5] == best_first[:5]
+  assert sorted_by(dom) == {"fil_exact": "descending"}
+  assert "<small>helps</small>" in dom
+  assert "<small>hurts</small>" in dom
+
+  view = "#sort=fil_both&find=F_000&drawn=1"
+  dom, console = browse(page, tmp_path, view)
+  assert console == []
+  assert sorted_by(dom) == {"fil_both": "ascending"}
+  run = report.load(full)
+  times = dict(zip(run.ids, run.columns["times_selected"], strict=True))
+  assert shown(dom) == [
+    name
+    for name in ordered(full, "fil_both", down=False)
+    if name.startswith("f_000") and times[name]
+  ]
+
+
+@in_a_browser
+def test_a_click_sorts_and_names_stay_text(nasty, tmp_path):
+  page = tmp_path / "clicked.html"
+  clicks = (
+    "<script>var b = document.querySelector('[data-key=client_id] button');"
+    "b.click(); b.click(); console.log('clicked', location.hash);</script>"
+  )
+  original = (nasty / "report.html").read_text("utf-8")
+  page.write_text(original.replace("</body>", clicks + "</body>"), "utf-8")
+  dom, console = browse(page, tmp_path / "profile")
+  # That the line is there shows that errors would be, too.
+  assert len(console) == 1
+  assert "clicked #sort=-client_id" in console[0]
+  names = shown(dom)
+  assert set(names) == set(report.load(nasty).ids)
+  numbered = [name for name in names if name.startswith("f_")]
+  assert numbered == [f"f_{k}" for k in reversed(range(12))]
+  assert sorted_by(dom) == {"client_id": "descending"}
