@@ -79,10 +79,11 @@ def layers(run):
   tracked = _moved(run)
   if not tracked:
     return None
-  client, traces = next(iter(tracked.items()))
+  client = next(iter(_replayed(tracked) or tracked))
+  traces = tracked[client]
   shown = _largest_layers(traces)
   kinds = {"norm": "norm ‖ε‖"}
-  if run.has_exact:
+  if _replayed({client: traces}):
     kinds = {"error": "error ‖ε − ε*‖", **kinds}
   columns = min(4, len(shown))
   bands = math.ceil(len(shown) / columns)
@@ -107,8 +108,8 @@ def layers(run):
 
 def distance(run):
   """Draws Fig. 2: how far estimated FIP is from exact FIP, over rounds."""
-  tracked = _moved(run)
-  if not tracked or not run.has_exact:
+  tracked = _replayed(_moved(run))
+  if not tracked:
     return None
   clients = list(tracked)[:MAX_CLIENTS]
   columns = min(3, len(clients))
@@ -233,7 +234,9 @@ def cleanse_end(run):
     for end, (_, style) in ENDS.items():
       mine = [c for c in curves if c["end"] == end]
       x = sorted({c["fraction"] for c in mine})
-      runs = [[c[field][-1] for c in mine if c["fraction"] == f] for f in x]
+      runs = [
+        _floats(c[field][-1] for c in mine if c["fraction"] == f) for f in x
+      ]
       spread = [np.std(v, ddof=1) if len(v) > 1 else 0 for v in runs]
       y = [np.mean(v) for v in runs]
       if start is not None:
@@ -257,11 +260,11 @@ def cleanse_rounds(run):
   def panel(ax, curves, field):
     for c in curves:
       if c["end"] == "none":
-        ax.plot(c["rounds"], c[field], **TRUTH)
+        ax.plot(c["rounds"], _floats(c[field]), **TRUTH)
     for end, (_, style) in ENDS.items():
       mine = [c for c in curves if (c["end"], c["fraction"]) == (end, share)]
       if mine:
-        mean = np.mean([c[field] for c in mine], 0)
+        mean = np.mean([_floats(c[field]) for c in mine], 0)
         ax.plot(mine[0]["rounds"], mean, color=style["color"])
 
   return _cleanse(run, panel, "round", f"{share:.0%} removed")
@@ -269,7 +272,7 @@ def cleanse_rounds(run):
 
 def _cleanse(run, panel, xlabel, what):
   """Lays out loss and accuracy (rows) for both ways (columns)."""
-  if not run.cleanse:
+  if not run.cleanse or not run.cleanse["curves"]:
     return None
   curves = run.cleanse["curves"]
   ways = [way for way in WAYS if any(c["way"] == way for c in curves)]
@@ -554,6 +557,16 @@ def _moved(run):
     if any(
       _largest(t["norm"]) for layer in traces.values() for t in layer.values()
     )
+  }
+
+
+def _replayed(tracked):
+  """Returns those of the clients whose exact FIP is known."""
+  known = lambda layer: "exact" in layer and _largest(layer["exact"]["norm"])
+  return {
+    client: traces
+    for client, traces in tracked.items()
+    if any(known(layer) for layer in traces.values())
   }
 
 

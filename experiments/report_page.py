@@ -98,7 +98,8 @@ def page(run, images):
     "estimators": _estimators(run),
     "columns": COLUMNS if run.has_exact else "",
     "learning": _figures(images, ["learning_curve"], 2),
-    "figures": _figures(images, [n for n in CAPTIONS if n[:3] == "fig"], 3),
+    "figures": _figures(images, [n for n in CAPTIONS if n[:3] == "fig"], 3)
+    + _cleansed(run),
     "debug": _figures(images, ["debug"], 3) + _gain(run),
     "missing": _missing(run),
     "heat_map": _figures(images, ["heat_map"], 2),
@@ -256,7 +257,7 @@ def _agreement(run, name):
   quarter = measured["last_quarter"]
   found, of = _found(run, name)
   return [
-    f"finds {found[0]} of the {of} most helpful and {found[1]} of the {of} most"
+    f"Finds {found[0]} of the {of} most helpful and {found[1]} of the {of} most"
     " harmful clients",
     f"Pearson {fixed(measured['fil_pearson'])}, Spearman"
     f" {fixed(measured['fil_spearman'])} at the last round;"
@@ -354,13 +355,34 @@ def _figures(images, names, level):
 
 
 def _gain(run):
+  """Says who was made bad, and what the model gains without them."""
   if not run.debug:
     return ""
   bad = ", ".join(_text(i) for i in run.debug["bad"])
+  rows = [
+    f'<tr><th scope="row">{_text(who)}</th><td>{fixed(then["loss"], 4)}</td>'
+    f"<td>{fixed(then['accuracy'], 4)}</td></tr>"
+    for who, then in run.debug["gain"].items()
+  ]
   return (
-    f"<details><summary>{len(run.debug['bad']):,} clients were made bad"
-    f" ({_text(run.debug['kind'])})</summary><p>{bad}</p>"
-    f"{_pairs(run.debug.get('gain') or {})}</details>"
+    f"<p>{len(run.debug['bad']):,} clients were made bad"
+    f" ({_text(run.debug['kind'])}): {bad}. Trained again without as many"
+    " clients, those that a score calls the worst:</p>"
+    '<div class="scroll"><table><thead><tr><th scope="col">removed</th>'
+    '<th scope="col">test loss</th><th scope="col">accuracy</th></tr></thead>'
+    f"<tbody>{''.join(rows)}</tbody></table></div>"
+  )
+
+
+def _cleansed(run):
+  if not run.cleanse:
+    return ""
+  c = run.cleanse
+  return (
+    f'<p class="note">Fig. 4: clients removed at round {c["round"]:,}, by the'
+    f" influence of {_name(c['estimator'])}. Held out: chosen on"
+    f" {c['validation_examples']:,} examples, measured on"
+    f" {c['test_examples']:,} others.</p>"
   )
 
 

@@ -126,17 +126,24 @@ def layerwise_hessian() -> Curvature:
 
     def apply(step, sigma):
       i, w = step
-      product = jax.linearize(_step_gradient(setup, client, i), w)[1]
+      rows = fedavg.batch(setup.fed, client.examples, client.draws, i)
+      leaves = jax.tree.leaves(w)
+
+      def product(j):
+        """H_(j) as a function: nothing is differentiated by other layers."""
+
+        def loss(leaf):
+          whole = treedef.unflatten([*leaves[:j], leaf, *leaves[j + 1 :]])
+          return fedavg.step_loss(setup.model, whole, *rows)
+
+        return jax.linearize(jax.grad(loss), leaves[j])[1]
+
+      products = [product(j) for j in range(len(leaves))]
 
       def diagonal(sigma):
         leaves = jax.tree.leaves(sigma)
-        zeros = [jnp.zeros_like(a) for a in leaves]
-        alone = lambda j: treedef.unflatten(
-          [*zeros[:j], leaves[j], *zeros[j + 1 :]]
-        )
-        return treedef.unflatten(
-          [jax.tree.leaves(product(alone(j)))[j] for j in range(len(leaves))]
-        )
+        pairs = zip(products, leaves, strict=True)
+        return treedef.unflatten([h(a) for h, a in pairs])
 
       return _scaled(setup, _map_removals(diagonal, sigma, row_bytes))
 

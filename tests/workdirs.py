@@ -28,21 +28,19 @@ def write(
   exact="all",
   rounds=100,
   layers=LAYERS,
-  tracked=2,
+  tracked=(0, 1),
   ids=None,
   blows_up="naive",
   stand_in=False,
   cleanse=False,
   debug=False,
 ):
-  """Writes all the files; `exact` is "all", "none" or how many clients."""
+  """Writes all files; `exact` is "all", "none" or a count, `tracked` who."""
   folder.mkdir(parents=True, exist_ok=True)
   draw = np.random.default_rng(0)
   ids = list(ids or [f"f_{k:04d}" for k in range(clients)])
-  replayed = {"all": clients, "none": 0}.get(exact) or int(
-    exact if exact.isdigit() else 0
-  )
-  replayed = clients if exact == "all" else replayed
+  replayed = {"all": clients, "none": 0}.get(exact)
+  replayed = int(exact) if replayed is None else replayed
   at = [1, *range(5, rounds + 1, 5)]
   selected = draw.binomial(rounds, min(1, 10 / clients) * 0.4, clients)
   scores = _scores(draw, at, selected, estimators, blows_up)
@@ -84,11 +82,10 @@ def write(
     folder / "layers.csv",
     draw,
     at,
-    ids[:tracked],
+    {ids[k]: k < replayed for k in tracked},
     layers,
     estimators,
     blows_up,
-    exact != "none",
   )
   _json(
     folder / "summary.json",
@@ -214,9 +211,9 @@ def _influence(path, ids, selected, scores, has_exact):
     csv.writer(file).writerows([header, *rows])
 
 
-def _layers(path, draw, at, tracked, layers, estimators, blows_up, has_exact):
+def _layers(path, draw, at, tracked, layers, estimators, blows_up):
   rows = []
-  for client in tracked:
+  for client, has_exact in tracked.items():
     first = int(draw.integers(0, 4))
     for j, layer in enumerate(layers):
       size = 0.02 * (1 + np.sin(np.arange(len(at)) / 5 + j) * 0.4) / (j + 1)
@@ -279,7 +276,7 @@ def _cleanse(draw, rounds, estimator):
 
 
 def _debug(draw, ids, estimators):
-  scores = [*("exact", *estimators), "validation loss", "update norm"]
+  scores = ["fil_exact", *(f"fil_{e}" for e in estimators), "update norm"]
   return {
     "kind": "flip_labels",
     "bad": ids[: max(1, len(ids) // 10)],
@@ -291,7 +288,10 @@ def _debug(draw, ids, estimators):
       }
       for i, score in enumerate(scores)
     },
-    "gain": {"loss_before": 0.51, "loss_after": 0.44},
+    "gain": {
+      who: {"loss": 0.51 - 0.01 * i, "accuracy": 0.8 + 0.01 * i}
+      for i, who in enumerate(("nobody", "the bad ones", *scores))
+    },
   }
 
 

@@ -1,0 +1,47 @@
+"""Starts binaries as a user would."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parent.parent
+# The smallest run of everything: 20 clients, 10 rounds.
+SMALL = ("--config.scale=0.1", "--config.estimators=both")
+
+
+def command(binary, *arguments):
+  return [sys.executable, "-m", f"experiments.{binary}", *map(str, arguments)]
+
+
+def environment(cache=None):
+  env = {k: v for k, v in os.environ.items() if k != "FEDINF_DATA"}
+  env["COLUMNS"] = "120"
+  if cache is not None:  # Compile once, for all starts of a test.
+    env["JAX_COMPILATION_CACHE_DIR"] = str(cache)
+    env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
+  return env
+
+
+def start(binary, *arguments, cache=None, **options):
+  return subprocess.run(
+    command(binary, *arguments),
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=400,
+    check=False,
+    env=environment(cache),
+    **options,
+  )
+
+
+def files(folder):
+  """Returns the bytes of every file that must not depend on the clock."""
+  return {
+    str(path.relative_to(folder)): path.read_bytes()
+    for path in sorted(folder.rglob("*"))
+    if path.is_file()
+    and path.name != "timing.jsonl"
+    and "checkpoints" not in path.parts
+  }

@@ -1,0 +1,130 @@
+"""Killed, interrupted or out of space: a run goes on and ends the same."""
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests import binaries
+
+KILLS = int(os.environ.get("FEDINF_KILLS", "3"))
+ARGUMENTS = (
+  *binaries.SMALL,
+  "--config.fed.rounds=400",  # Scaled down to 40.
+  "--config.cleanse_round=100",
+  "--checkpoint_rounds=3",
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+  """The files of an uninterrupted run, and a compile cache."""
+  folder = tmp_path_factory.mktemp("whole")
+  cache = tmp_path_factory.mktemp("cache")
+  done = binaries.start(
+    "run", *ARGUMENTS, f"--workdir={folder / 'w'}", cache=cache
+  )
+  assert done.returncode == 0, done.stderr
+  return binaries.files(folder / "w"), cache
+
+
+def begin(folder, cache):
+  return subprocess.Popen(
+    binaries.command("run", *ARGUMENTS, f"--workdir={folder}"),
+    cwd=binaries.ROOT,
+    env=binaries.environment(cache),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def wait_for_progress(process, folder, lines):
+  """Waits until timing.jsonl has grown by some lines, or the run has ended."""
+  log = folder / "timing.jsonl"
+  count = lambda: len(log.read_bytes().splitlines()) if log.exists() else 0
+  first = count()
+  while process.poll() is None and count() < first + lines:
+    time.sleep(0.005)
+
+
+def test_killed_at_random_and_resumed_it_ends_with_the_same_bytes(
+  whole, tmp_path
+):
+  files, cache = whole
+  folder, draw = tmp_path / "w", random.Random(0)
+  killed = 0
+  while killed < KILLS:
+    process = begin(folder, cache)
+    wait_for_progress(process, folder, draw.randrange(1, 30))
+    time.sleep(0.05 * draw.random())
+    process.kill()
+    ended = process.wait()
+    process.communicate()
+    if ended == 0:  # Done before it could be killed: begin anew.
+      assert binaries.files(folder) == files
+      folder = tmp_path / f"w{killed}"
+      continue
+    killed += 1
+  done = binaries.start("run", *ARGUMENTS, f"--workdir={folder}", cache=cache)
+  assert done.returncode == 0, done.stderr
+  assert binaries.files(folder) == files
+
+
+def test_ctrl_c_saves_and_ends_cleanly(whole, tmp_path):
+  files, cache = whole
+  folder = tmp_path / "w"
+  process = begin(folder, cache)
+  wait_for_progress(process, folder, 5)
+  process.send_signal(signal.SIGINT)
+  printed, error = process.communicate(timeout=120)
+  assert process.returncode == 130, (printed, error)
+  assert error.startswith("stopped after round ")
+  assert error.endswith("the same command goes on from there\n")
+  stopped = int(error.split()[3])
+  assert (folder / "checkpoints" / str(stopped)).exists()
+  # A checkpoint that the disk has damaged is passed over, and this is said.
+  spoil(folder / "checkpoints" / str(stopped))
+  done = binaries.start("run", *ARGUMENTS, f"--workdir={folder}", cache=cache)
+  assert done.returncode == 0, done.stderr
+  assert done.stderr.startswith(
+    f"warning: the checkpoint of round {stopped} is damaged"
+  )
+  assert binaries.files(folder) == files
+
+
+def test_out_of_space_is_one_line_and_the_run_goes_on_later(whole, tmp_path):
+  files, cache = whole
+  folder = tmp_path / "w"
+  # Files of at most 8 kB: the logs outgrow that in the middle of the run.
+  done = binaries.start(
+    "run",
+    *ARGUMENTS,
+    f"--workdir={folder}",
+    cache=cache,
+    preexec_fn=lambda: resource.setrlimit(
+      resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY)
+    ),
+  )
+  assert done.returncode == 2, done.stderr
+  assert done.stderr.count("\n") == 1
+  assert done.stderr.startswith("error: ")
+  done = binaries.start("run", *ARGUMENTS, f"--workdir={folder}", cache=cache)
+  assert done.returncode == 0, done.stderr
+  assert binaries.files(folder) == files
+
+
+def spoil(folder):
+  """Overwrites the middle of the largest file of a checkpoint."""
+  path = max(
+    (p for p in folder.rglob("*") if p.is_file()),
+    key=lambda p: p.stat().st_size,
+  )
+  content = bytearray(path.read_bytes())
+  middle = len(content) // 2
+  content[middle : middle + 64] = bytes(64)
+  path.write_bytes(content)
