@@ -12,6 +12,7 @@ fitted. Writes cost.json and cost.png to the workdir.
 """
 
 from collections.abc import Callable
+from concurrent import futures
 import functools
 import io
 import itertools
@@ -47,7 +48,8 @@ from fedinf_jax import rng
 SEED = 0
 NUM_CLASSES = 5  # As LEAF's synthetic tasks have.
 ROUNDS = 2  # Of the training. Before the first, ε is zero.
-REPEATS, SECONDS = 3, 0.15  # A round's update is timed so often, or so long.
+# An update is timed at least so often, and while the seconds last up to so often.
+REPEATS, MOST_REPEATS, SECONDS = 3, 20, 0.1
 WELL_ABOVE = 10  # Within so many empty calls a time says nothing of growth.
 FIT_POINTS = 3  # An exponent is that of the largest sizes.
 CLOSE = 0.2  # Exponents that differ by less agree.
@@ -85,9 +87,11 @@ class Sizes(NamedTuple):
     return sum(p**3 for p in self.layers)
 
 
-BASE = Sizes(K=256, B=8, D=127, m=4, N_s=16, n=64)
-LEAST = Sizes(K=8, B=2, D=3, m=1, N_s=1, n=4)
-SETTING1 = Sizes(K=1000, B=10, D=60, m=5, N_s=50, n=64)
+# N_s stays below 64: from there on LAPACK's eigh, which relu calls, starts
+# threads, and on busy cores they wait for each other.
+BASE = Sizes(K=256, B=8, D=127, m=4, N_s=12, n=48)
+LEAST = Sizes(K=8, B=2, D=3, m=2, N_s=2, n=8)
+SETTING1 = Sizes(K=1000, B=10, D=60, m=5, N_s=50, n=50)
 
 
 class Formula(NamedTuple):
@@ -103,7 +107,7 @@ class Method(NamedTuple):
   build: Callable[[Sizes], influence.Estimator]
   paper: dict[str, Formula]  # Table 1, with K·B for K² and Σ_j p_j² for p²
   built: dict[str, Formula]  # operations of this code
-  # Sizes that a compiled program depends on. Along others it is the same one.
+  # Sizes that its program depends on; along others it is one and the same.
   sees: dict[str, tuple[str, ...]]
 
 
@@ -248,7 +252,9 @@ FEW = (1, 2)  # The factors below half the scale, where compiling dominates.
 _WORKDIR = flags.DEFINE_string("workdir", "runs/cost", "Where to.")
 _JSON = flags.DEFINE_string("json", None, "WORKDIR/cost.json if none.")
 _SCALE = flags.DEFINE_float("scale", 1.0, "Shrinks all sizes; at most 1.")
-_SWEEPS = flags.DEFINE_list("sweeps", list(SWEEPS), "Sizes to vary.")
+_SWEEPS = flags.DEFINE_list(
+  "sweeps", None, f"Sizes to vary, of {', '.join(SWEEPS)}; all if none."
+)
 
 
 class Program(NamedTuple):
@@ -257,52 +263,42 @@ class Program(NamedTuple):
   call: Callable[..., Any]
   peak_bytes: int
   output_bytes: int
-  seconds: list[float]  # grows with every timed call
+  seconds: list[float]  # of every timed call
 
 
 class Round(NamedTuple):
-  """A round of plain training: what a report and an update start from."""
+  """A round of plain training: what reports and an update start from."""
 
   clients: list[curvature.Client]
   shares: jax.Array  # [K, B]
   base: jax.Array  # [B]
-  cohort: jax.Array  # [B]
+  cohort: jax.Array  # int32 [B]
   updates: Any  # leaves [B, ...]
   change: Any
-
-
-class Training(NamedTuple):
-  """Rounds that all methods share."""
-
-  setup: curvature.Setup
-  params: Any  # w_0
-  rounds: list[Round]
-  seconds: list[float]  # local training of a participant
 
 
 def main(argv):
   """Measures, writes and prints."""
   del argv
-  sweeps = _chosen_sweeps(_SWEEPS.value)
   base = scaled(_SCALE.value)
+  sweeps = _chosen(_SWEEPS.value, _SCALE.value)
   folder = pathlib.Path(_WORKDIR.value)
   numbers = pathlib.Path(_JSON.value or folder / "cost.json")
   for place in (folder, numbers.parent):
     place.mkdir(parents=True, exist_ok=True)
     if not os.access(place, os.W_OK | os.X_OK):
       raise ValueError(f"{place} cannot be written to")
-  screen = rich_console.Console()
-  started = time.perf_counter()
+  screen, started = rich_console.Console(), time.perf_counter()
   points = points_of(base, sweeps, _SCALE.value)
-  programs, rows = {}, []
-  with screen.status("measuring") as status:
-    for i, (axis, sizes) in enumerate(points):
-      status.update(f"measuring {axis} ({i + 1} of {len(points)})")
+  with screen.status("compiling") as status:
+    programs = compile_all([sizes for _, sizes in points], status.update)
+    for i, (axis, sizes) in enumerate(points, start=1):
+      status.update(f"measuring {axis}: point {i} of {len(points)}")
       measure(programs, sizes)
-      rows += rows_of(programs, axis, sizes)
+  rows = [row for point in points for row in rows_of(programs, *point)]
   empty = empty_call()
   slopes = [
-    fit(rows, axis, method, quantity, empty)
+    slope(rows, axis, method, quantity, empty)
     for quantity, method, axis in itertools.product(QUANTITIES, METHODS, sweeps)
   ]
   content = {
@@ -310,15 +306,10 @@ def main(argv):
     "sizes": about(base),
     "sweeps": sweeps,
     "reference": REFERENCE,
-    "formulas": {
-      name: {
-        "paper": {q: f.text for q, f in method.paper.items()},
-        "built": {q: f.text for q, f in method.built.items()},
-      }
-      for name, method in METHODS.items()
-    },
+    "formulas": {name: texts(method) for name, method in METHODS.items()},
     "rows": rows,
     "slopes": slopes,
+    "programs": [raw(key, program) for key, program in programs.items()],
     "empty_call_seconds": empty,
     "seconds": round(time.perf_counter() - started, 1),
     "device": jax.devices()[0].device_kind,
@@ -330,10 +321,12 @@ def main(argv):
   with matplotlib.rc_context(figures.STYLE):
     workdirs.write(folder / "cost.png", draw(rows, sweeps))
   for axis in ("base", "setting 1"):
-    print_costs(screen, axis, [row for row in rows if row["axis"] == axis])
+    at = [row for row in rows if row["axis"] == axis]
+    if at:
+      print_costs(screen, axis, at)
   print_slopes(screen, slopes, sweeps)
   screen.print(
-    f"{numbers} and {folder / 'cost.png'} written in {content['seconds']} s",
+    f"{numbers} and {folder / 'cost.png'} ({content['seconds']} s)",
     highlight=False,
   )
 
@@ -348,66 +341,155 @@ def scaled(scale: float) -> Sizes:
   return base._replace(n=max(SWEEPS["N_s"].factors) * base.N_s)
 
 
+def _chosen(names, scale):
+  """Returns the sweeps to do."""
+  if names is None:
+    # B=K shares no program with the others: too slow for a quick look.
+    return [name for name in SWEEPS if scale >= 0.5 or name != "B=K"]
+  names = list(dict.fromkeys(name.strip() for name in names))
+  for name in names:
+    if name not in SWEEPS:
+      raise ValueError(
+        f"--sweeps: {name!r} is unknown; there are {', '.join(SWEEPS)}"
+      )
+  return names
+
+
 def points_of(base: Sizes, sweeps: list[str], scale: float):
   """Returns (axis, sizes) of everything to measure."""
   points = [("base", base)]
   if scale == 1:
     points.append(("setting 1", SETTING1))
   for name in sweeps:
-    sweep = SWEEPS[name]
-    factors = sweep.factors if scale >= 0.5 else FEW
-    at = dict.fromkeys(sweep.at(base, factor) for factor in factors)
-    points += [(name, sizes) for sizes in at]
+    factors = SWEEPS[name].factors if scale >= 0.5 else FEW
+    points += [(name, SWEEPS[name].at(base, factor)) for factor in factors]
   return points
 
 
-def measure(programs: dict[tuple, Program], sizes: Sizes):
-  """Adds to `programs` what the sizes ask for and it does not have."""
-  missing = [
-    name
-    for name in METHODS
-    if any(_key(side, name, sizes) not in programs
-           for side in ("client", "server"))
-  ]  # fmt: skip
-  if not missing:
-    return
-  training = train(sizes)
-  programs[("training", sizes.D, sizes.m, sizes.n)] = training.seconds
-  for name in missing:
-    _serve(programs, name, sizes, training)
+def compile_all(points: list[Sizes], say) -> dict[tuple, Program]:
+  """Compiles what all points need, before anything is timed.
+
+  Args:
+    points: the sizes.
+    say: is told how far it is.
+
+  Returns:
+    (side, method, the sizes it sees) -> program.
+  """
+  compiling = {}
+  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    for sizes, name in itertools.product(dict.fromkeys(points), METHODS):
+      lowerings = _lowerings(name, sizes)
+      for side, lower in lowerings.items():
+        key = _key(side, name, sizes)
+        if key not in compiling:
+          compiling[key] = pool.submit(lower().compile)
+    made = {}
+    for key, future in compiling.items():
+      say(f"compiling: {len(made)} of {len(compiling)} programs")
+      made[key] = _program(future.result())
+  return made
 
 
-def train(sizes: Sizes) -> Training:
-  """Runs plain FedAvg, keeping what each participant has at hand."""
-  model = fi.models.logreg(sizes.D, NUM_CLASSES)
+def _lowerings(name, sizes):
+  """Returns side -> how to lower its program, from shapes alone."""
+  setup, estimator = setup_of(sizes), METHODS[name].build(sizes)
+  of = jax.ShapeDtypeStruct
+  several = lambda count, tree: jax.tree.map(
+    lambda a: of((count, *a.shape), a.dtype), tree
+  )
+  number = of((), jnp.int32)
+  key = jax.eval_shape(lambda: jax.random.key(SEED))
+  params = jax.eval_shape(setup.model.init, key)
+  examples = packing.Examples(
+    of((sizes.n, sizes.D), jnp.float32), of((sizes.n,), jnp.int32), number,
+    number,
+  )  # fmt: skip
+  draws = rng.Draws(key, number, of((2,), jnp.uint32))
+  client = curvature.Client(several(sizes.m, params), examples, draws)
+  report = functools.partial(estimator.curvature.report, setup)
+  update = functools.partial(estimator.update, setup)
+
+  def lower_update():
+    participants = influence.Participants(
+      several(sizes.B, jax.eval_shape(report, client)),
+      of((sizes.K, sizes.B), jnp.float32),
+      of((sizes.B,), jnp.float32),
+      of((sizes.B,), jnp.int32),
+    )
+    state = jax.eval_shape(lambda w: estimator.init(w, sizes.K), params)
+    return jax.jit(update, donate_argnums=0).lower(
+      state, participants, number, several(sizes.B, params), params
+    )
+
+  train = fedavg.local_training(setup.model, setup.fed)
+  return {
+    "training": lambda: jax.jit(train).lower(params, examples, draws),
+    "client": lambda: jax.jit(report).lower(client),
+    "server": lower_update,
+  }
+
+
+def _key(side, name, sizes):
+  """Names a program by all that it depends on."""
+  if side == "training":
+    return side, None, sizes.D, sizes.m, sizes.n
+  return side, name, *(getattr(sizes, s) for s in METHODS[name].sees[side])
+
+
+def _program(compiled):
+  needs = compiled.memory_analysis()
+  # The CPU's own peak leaves temporaries out. What is donated counts once.
+  peak = (
+    needs.argument_size_in_bytes
+    + needs.output_size_in_bytes
+    - needs.alias_size_in_bytes
+    + needs.temp_size_in_bytes
+  )
+  return Program(compiled, peak, memory.tree_bytes(compiled.out_info), [])
+
+
+def setup_of(sizes: Sizes) -> curvature.Setup:
+  """Returns the model and how it is trained."""
   fed = fi.FedAvg(
     rounds=ROUNDS,
     cohort_size=sizes.B,
     local_steps=sizes.m,
-    # η of setting 1 at its 60 features: nothing may grow with D but the work.
+    # η of setting 1 at its 60 features: curvature must not grow with D.
     learning_rate=0.003 * 60 / sizes.D,
   )
-  setup = curvature.Setup(model, fed, fed.learning_rate, sizes.n)
-  local_training = jax.jit(fedavg.local_training(model, fed))
-  params = start = jax.jit(model.init)(jax.random.key(SEED))
+  model = fi.models.logreg(sizes.D, NUM_CLASSES)
+  return curvature.Setup(model, fed, fed.learning_rate, sizes.n)
+
+
+def measure(programs: dict[tuple, Program], sizes: Sizes):
+  """Times what has not been timed at such sizes yet."""
+  timed = lambda side, name: bool(programs[_key(side, name, sizes)].seconds)
+  waiting = [
+    name
+    for name in METHODS
+    if not (timed("client", name) and timed("server", name))
+  ]
+  if waiting:
+    params = jax.jit(setup_of(sizes).model.init)(jax.random.key(SEED))
+    rounds = train(programs[_key("training", None, sizes)], sizes, params)
+    for name in waiting:
+      serve(programs, name, sizes, params, rounds)
+
+
+def train(program: Program, sizes: Sizes, params) -> list[Round]:
+  """Runs plain FedAvg and keeps what its participants have at hand."""
   words = rng.id_words(range(sizes.K))
-  cohorts = rng.cohorts(SEED, words, ROUNDS, sizes.B)
-  rounds, seconds = [], []
-  for t, cohort in enumerate(cohorts, start=1):
+  rounds = []
+  for t, cohort in enumerate(rng.cohorts(SEED, words, ROUNDS, sizes.B), 1):
     clients, local = [], []
     for k in cohort:
+      root = jax.random.key(SEED)
+      draws = rng.Draws(root, jnp.int32(t), jnp.asarray(words[k]))
       examples = make_examples(sizes, k)
-      draws = rng.Draws(
-        jax.random.key(SEED), jnp.int32(t), jnp.asarray(words[k])
-      )
-      if not seconds:  # Compiles.
-        local_training(params, examples, draws)
-      (model_k, iterates), took = _timed(
-        local_training, params, examples, draws
-      )
+      w, iterates = _timed(program, lambda *a: a, params, examples, draws)
       clients.append(curvature.Client(iterates, examples, draws))
-      local.append(model_k)
-      seconds.append(took)
+      local.append(w)
     local = _stack(local)
     counts = jnp.full(sizes.B, sizes.n, jnp.int32)
     base = fedavg.weights(counts, jnp.float32)
@@ -424,18 +506,17 @@ def train(sizes: Sizes) -> Training:
       )
     )
     params = new
-  return Training(setup, start, rounds, seconds)
+  return rounds
 
 
 def make_examples(sizes: Sizes, client: int) -> packing.Examples:
   """Draws a client's data in the manner of LEAF's synthetic tasks."""
-  shared = np.random.default_rng(SEED)
-  q = shared.normal(size=(sizes.D, NUM_CLASSES))
-  own = np.random.default_rng([SEED, int(client)])
-  centre = own.normal(own.normal(), 1.0, sizes.D)
+  q = np.random.default_rng(SEED).normal(size=(sizes.D, NUM_CLASSES))
+  draw = np.random.default_rng([SEED, int(client)])
+  centre = draw.normal(draw.normal(), 1.0, sizes.D)
   spread = np.arange(1, sizes.D + 1) ** -0.6
-  x = own.normal(centre, spread, (sizes.n, sizes.D))
-  y = np.argmax(x @ q * own.normal(1, 0.1) + own.normal(0, 0.1), axis=1)
+  x = draw.normal(centre, spread, (sizes.n, sizes.D))
+  y = np.argmax(x @ q + draw.normal(0, 0.1, (sizes.n, NUM_CLASSES)), axis=1)
   return packing.Examples(
     jnp.asarray(x, jnp.float32),
     jnp.asarray(y, jnp.int32),
@@ -444,84 +525,314 @@ def make_examples(sizes: Sizes, client: int) -> packing.Examples:
   )
 
 
-def _serve(programs, name, sizes, training):
+def serve(programs, name, sizes, params, rounds):
   """Runs the rounds with one method: clients report, the server updates."""
-  setup, method = training.setup, METHODS[name]
-  estimator = method.build(sizes)
-  state = estimator.init(training.params, sizes.K, sizes.K)
-  client_key, server_key = (
-    _key(side, name, sizes) for side in ("client", "server")
+  client, server = (
+    programs[_key(side, name, sizes)] for side in ("client", "server")
   )
-  report = lambda client: estimator.curvature.report(setup, client)
-  timed = server_key not in programs
-  for t, round_ in enumerate(training.rounds, start=1):
-    if client_key not in programs:
-      programs[client_key] = _compiled(jax.jit(report), round_.clients[0])
-    reports = []
-    for client in round_.clients:
-      sent, took = _timed(programs[client_key].call, client)
-      programs[client_key].seconds.append(took)
-      reports.append(sent)
-    if not timed:
+  seen = bool(server.seconds)
+  state = METHODS[name].build(sizes).init(params, sizes.K)
+  # An update uses its state up: each gets a copy.
+  fresh = lambda state, *rest: (jax.tree.map(jnp.copy, state), *rest)
+  for t, round_ in enumerate(rounds, start=1):
+    reports = [_timed(client, lambda *a: a, own) for own in round_.clients]
+    if seen:
       continue
     participants = influence.Participants(
       _stack(reports), round_.shares, round_.base, round_.cohort
     )
     inputs = participants, jnp.int32(t), round_.updates, round_.change
-    if server_key not in programs:
-      update = functools.partial(estimator.update, setup)
-      update = jax.jit(update, donate_argnums=0)
-      programs[server_key] = _compiled(update, _copy(state), *inputs)
-    state = _time_update(programs[server_key], state, inputs)
+    before = len(server.seconds)
+    for repeat in range(MOST_REPEATS):
+      if repeat >= REPEATS and sum(server.seconds[before:]) > SECONDS:
+        break
+      new = _timed(server, fresh, state, *inputs)
+    state = new
 
 
-def _time_update(program, state, inputs):
-  """Times a round's update on copies of the state, which it uses up."""
-  spent, new = 0.0, None
-  for repeat in itertools.count(1):
-    new, took = _timed(program.call, _copy(state), *inputs)
-    program.seconds.append(took)
-    spent += took
-    if repeat >= REPEATS and spent > SECONDS:
-      return new
-
-
-def _compiled(function, *args):
-  """Compiles ahead of time and calls once, so that no timed call pays."""
-  call = function.lower(*args).compile()
-  needs = call.memory_analysis()
-  # The CPU's own peak leaves temporaries out. Donated arguments count once.
-  peak = (
-    needs.argument_size_in_bytes
-    + needs.output_size_in_bytes
-    - needs.alias_size_in_bytes
-    + needs.temp_size_in_bytes
-  )
-  out = jax.block_until_ready(call(*args))
-  return Program(call, peak, memory.tree_bytes(out), [])
-
-
-def _timed(call, *args):
-  started = time.perf_counter()
-  out = jax.block_until_ready(call(*args))
-  return out, time.perf_counter() - started
-
-
-def _copy(state):
-  return jax.block_until_ready(jax.tree.map(jnp.copy, state))
+def _timed(program, prepare, *args):
+  """Calls a program and notes the time; its first call is not counted."""
+  for _ in range(1 if program.seconds else 2):
+    prepared = jax.block_until_ready(prepare(*args))
+    started = time.perf_counter()
+    out = jax.block_until_ready(program.call(*prepared))
+    took = time.perf_counter() - started
+  program.seconds.append(took)
+  return out
 
 
 def _stack(trees):
-  """Stacks on the host: a program of its own for each shape is not worth it."""
+  """Stacks on the host: not worth a program for each shape."""
   return jax.tree.map(lambda *a: jnp.asarray(np.stack(a)), *trees)
 
 
-def _key(side, name, sizes):
-  return side, name, *(getattr(sizes, s) for s in METHODS[name].sees[side])
-
-
 def empty_call() -> float:
-  """Returns the seconds that calling any program takes."""
-  nothing = jax.jit(lambda a: a + 1)
-  one = jax.block_until_ready(nothing(jnp.float32(0)))
-  return min(_timed(nothing, one)[1] for _ in range(200))
+  """Returns the seconds that a call of any program takes."""
+  nothing = jax.jit(lambda a: a + 1).lower(jnp.float32(0)).compile()
+  program = Program(nothing, 0, 0, [])
+  for _ in range(100):
+    _timed(program, lambda *a: a, jnp.float32(0))
+  return min(program.seconds)
+
+
+def about(sizes: Sizes) -> dict:
+  """Returns the sizes by the paper's symbols."""
+  return {**sizes._asdict(), "p": sizes.p, "layers": sizes.layers}
+
+
+def texts(method: Method) -> dict:
+  """Returns a method's formulas in symbols."""
+  both = {"paper": method.paper, "built": method.built}
+  return {k: {q: f.text for q, f in v.items()} for k, v in both.items()}
+
+
+def raw(key: tuple, program: Program) -> dict:
+  """Returns everything that was measured of one program."""
+  side, name, *values = key
+  symbols = METHODS[name].sees[side] if name else ("D", "m", "n")
+  return {
+    "side": side,
+    "method": name,
+    "sizes": dict(zip(symbols, values, strict=True)),
+    "peak_bytes": program.peak_bytes,
+    "output_bytes": program.output_bytes,
+    "seconds": program.seconds,
+  }
+
+
+def rows_of(programs, axis: str, sizes: Sizes) -> list[dict]:
+  """Returns a row for each method at one point."""
+  rows = []
+  for name, method in METHODS.items():
+    training, client, server = (
+      programs[_key(side, name, sizes)]
+      for side in ("training", "client", "server")
+    )
+    values = lambda formulas: {q: f.value(sizes) for q, f in formulas.items()}
+    row = {
+      "axis": axis,
+      "at": SWEEPS[axis].value(sizes) if axis in SWEEPS else None,
+      "method": name,
+      "sizes": about(sizes),
+      # Other work on the machine only ever adds: the least is the cost.
+      "server_seconds": min(server.seconds),
+      "client_seconds": min(client.seconds),
+      "training_seconds": min(training.seconds),
+      "server_seconds_median": float(np.median(server.seconds)),
+      "client_seconds_median": float(np.median(client.seconds)),
+      "upload_bytes": client.output_bytes,
+      "upload_models": client.output_bytes / (4 * sizes.p),
+      "server_peak_bytes": server.peak_bytes,
+      "client_peak_bytes": client.peak_bytes,
+      "paper": values(method.paper),
+      "built": values(method.built),
+    }
+    rows.append(row)
+  ours = next(row for row in rows if row["method"] == REFERENCE)
+  over = lambda a, b: a / b if b else None
+  for row in rows:
+    row["ratios"] = {q: over(row[q], ours[q]) for q in QUANTITIES}
+    row["paper_ratios"] = {
+      q: over(row["paper"][q], ours["paper"][q]) for q in row["paper"]
+    }
+  return rows
+
+
+def slope(rows, axis, method, quantity, empty) -> dict:
+  """Fits the exponent with which a quantity grows along an axis."""
+  formula, _ = QUANTITIES[quantity]
+  is_time = quantity.endswith("seconds")
+  least = WELL_ABOVE * empty if is_time else 0
+  at = [r for r in rows if r["axis"] == axis and r["method"] == method]
+  at = [r for r in at if r[quantity] > least][-FIT_POINTS:]
+  x = [r["at"] for r in at]
+  measured, r2 = _exponent(x, [r[quantity] for r in at])
+  of = lambda source: _exponent(x, [r[source].get(formula, 0) for r in at])[0]
+  found = {
+    "quantity": quantity,
+    "method": method,
+    "axis": axis,
+    "fitted_at": x,
+    "measured": measured,
+    "r2": r2,
+    "paper": of("paper"),
+    "built": of("built"),
+  }
+  note = ""
+  if is_time:
+    floor = {
+      r["at"]: r[quantity]
+      for r in rows
+      if r["axis"] == axis and r["method"] == "truncated"
+    }
+    note = why(found, at, floor, empty)
+  return {**found, "note": note}
+
+
+def _exponent(x, y):
+  """Returns the slope of log y over log x and its R², None where undefined."""
+  if len(x) < 2 or min(y) <= 0:
+    return None, None
+  x, y = np.log(x), np.log(y)
+  exponent, offset = np.polyfit(x, y, 1)
+  spread = np.square(y - y.mean()).sum()
+  if len(x) < 3 or spread < 1e-12:
+    return float(exponent), None
+  rest = np.square(y - exponent * x - offset).sum()
+  return float(exponent), float(1 - rest / spread)
+
+
+def why(found: dict, at: list[dict], floor: dict, empty: float) -> str:
+  """Says why a measured exponent is not the formula's, as far as is known."""
+  quantity, method = found["quantity"], METHODS[found["method"]]
+  formula, _ = QUANTITIES[quantity]
+  measured = found["measured"]
+  if measured is None:
+    return (
+      f"within {WELL_ABOVE} empty calls of {1e6 * empty:.0f} µs: not fitted"
+    )
+  if len({r[quantity] for r in at}) == 1:
+    return "one and the same program at all these sizes"
+  near = lambda a, b: a is not None and b is not None and abs(a - b) <= CLOSE
+  targets = [found["paper"], found["built"]]
+  if near(measured, targets[0]):
+    return ""
+  if near(measured, targets[1]):
+    return f"as built: {method.built[formula].text}"
+  if formula == "server" and found["method"] != "truncated":
+    own, _ = _exponent(
+      found["fitted_at"], [r[quantity] - floor[r["at"]] for r in at]
+    )
+    if any(near(own, target) for target in targets):
+      return f"{own:.2f} less what truncated takes, as every estimator does"
+  rates = [r["built"][formula] / r[quantity] / 1e9 for r in (at[0], at[-1])]
+  if not rates[0]:
+    return "nothing is computed"
+  return (
+    f"{rates[0]:.2g} to {rates[1]:.2g} operations a nanosecond:"
+    f" {'fixed costs still weigh' if rates[1] > rates[0] else 'cause unknown'}"
+  )
+
+
+def print_costs(screen, axis, rows):
+  """Prints Table 1, measured."""
+  sizes = rows[0]["sizes"]
+  symbols = ", ".join(
+    f"{s} = {sizes[s]}" for s in ("K", "B", "p", "m", "N_s", "n")
+  )
+  training = 1e3 * rows[0]["training_seconds"]
+  table = rich_table.Table(
+    title=f"{axis}: {symbols}",
+    caption=f"K² is K·B where B of K take part, p² is Σ_j p_j². {REFERENCE} is"
+    f" the paper's method. Local training itself takes {training:.2g} ms.",
+  )
+  for title in ("", "method", "formula", "value", f"× {REFERENCE}"):
+    table.add_column(title)
+  for title in ("measured", f"× {REFERENCE}"):
+    table.add_column(title, justify="right")
+  for quantity, (formula, title) in QUANTITIES.items():
+    for i, row in enumerate(rows):
+      cells = ["", "", ""]
+      if formula:
+        text = METHODS[row["method"]].paper[formula].text
+        cells = [text, _short(row["paper"][formula]),
+                 _short(row["paper_ratios"][formula])]  # fmt: skip
+      table.add_row(
+        "" if i else title,
+        row["method"],
+        *cells,
+        _unit(quantity, row[quantity]),
+        _short(row["ratios"][quantity]),
+        end_section=row is rows[-1],
+      )
+  screen.print(table)
+
+
+def print_slopes(screen, slopes, sweeps):
+  """Prints fitted exponents, and why they differ from the formulas."""
+  table = rich_table.Table(
+    title="exponents: measured (the formula's at the same sizes)"
+  )
+  for title in ("", "method", *sweeps):
+    table.add_column(title)
+  for (quantity, method), cells in itertools.groupby(
+    slopes, lambda s: (s["quantity"], s["method"])
+  ):
+    shown = [
+      f"{_fixed(s['measured'])} ({_fixed(s['paper'])})"
+      if QUANTITIES[quantity][0]
+      else _fixed(s["measured"])
+      for s in cells
+    ]
+    first = method == next(iter(METHODS))
+    table.add_row(QUANTITIES[quantity][1] if first else "", method, *shown)
+  screen.print(table)
+  for s in slopes:
+    if s["note"]:
+      line = f"{QUANTITIES[s['quantity']][1]}, {s['method']}, {s['axis']}:"
+      screen.print(line, s["note"], highlight=False)
+
+
+def _fixed(value):
+  return "–" if value is None else f"{value:.2f}"
+
+
+def _short(value):
+  return "–" if value is None else f"{value:.3g}"
+
+
+def _unit(quantity, value):
+  if quantity.endswith("seconds"):
+    return f"{1e3 * value:.3g} ms"
+  return f"{value / 1e6:.3g} MB" if "bytes" in quantity else f"{value:.5g}"
+
+
+def draw(rows, sweeps) -> bytes:
+  """Draws what grows how: a row of panels a quantity, a column a size."""
+  shown = ("server_seconds", "client_seconds", "upload_models")
+  figure = matplotlib.figure.Figure(
+    (2.6 * max(2, len(sweeps)), 7.6), layout="constrained"
+  )
+  axes = figure.subplots(
+    len(shown), max(1, len(sweeps)), squeeze=False, sharex="col", sharey="row"
+  )
+  for (i, quantity), (j, axis) in itertools.product(
+    enumerate(shown), enumerate(sweeps)
+  ):
+    ax = axes[i, j]
+    for name, colour in zip(METHODS, figures.COLOURS, strict=False):
+      at = [r for r in rows if r["axis"] == axis and r["method"] == name]
+      _line(ax, at, quantity, name, colour)
+    ax.set(xscale="log", yscale="log")
+    ticks = sorted({r["at"] for r in rows if r["axis"] == axis})
+    ax.set_xticks(ticks, [str(t) for t in ticks])
+    ax.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+  titles = {"B=K": "K, all take part", "K": "K, B take part"}
+  for j, axis in enumerate(sweeps):
+    axes[-1, j].set_xlabel(titles.get(axis, axis))
+  for i, quantity in enumerate(shown):
+    unit = ", s" if "seconds" in quantity else ""
+    axes[i, 0].set_ylabel(QUANTITIES[quantity][1] + unit)
+  lines = axes[0, 0].get_legend_handles_labels()
+  figure.legend(*lines, loc="outside lower center", ncols=len(METHODS) + 1)
+  matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
+  made = io.BytesIO()
+  figure.savefig(made, dpi=figures.DPI)
+  return made.getvalue()
+
+
+def _line(ax, at, quantity, name, colour):
+  """A method's measurements, and its formula through the last of them."""
+  formula, _ = QUANTITIES[quantity]
+  x, y = [r["at"] for r in at], np.array([r[quantity] for r in at])
+  if not y.all():
+    return
+  ax.plot(x, y, "o-", ms=3.5, color=colour, label=name)
+  predicted = np.array([r["paper"][formula] for r in at], float)
+  if predicted.all() and "seconds" in quantity:
+    predicted *= y[-1] / predicted[-1]
+    ax.plot(x, predicted, ":", lw=1.1, color=colour)
+
+
+if __name__ == "__main__":
+  launch.run(main)

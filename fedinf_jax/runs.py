@@ -5,7 +5,6 @@ import functools
 from typing import NamedTuple
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
@@ -89,18 +88,24 @@ class Run:
     per_row = memory.intermediate_bytes(self.model.apply, self.params, x)
     per_row += memory.tree_bytes(self.params)
     chunk = memory.chunk_size(jax.tree.leaves(eps)[0].shape[0], per_row)
-    return _influence(
+    without, present, moved = _scores(
       self.params, eps, x, y, model=self.model, metric=metric, chunk=chunk
     )
+    # Out here because a fused difference would be one of unrounded values. An ε
+    # of zero has no influence, whatever a batched product rounds to.
+    keep = moved.reshape(-1, *[1] * (without.ndim - 1))
+    return jnp.where(keep, without - present[None], 0)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "metric", "chunk"))
-def _influence(params, eps, x, y, *, model, metric, chunk):
+def _scores(params, eps, x, y, *, model, metric, chunk):
+  """Returns F(w + ε) of every removal, F(w), and which ε are not zero."""
   metric = metrics.of_model(metric, model)
   with jax.default_matmul_precision("highest"):
     score = lambda w: metric(model.apply(w, x), y)
-    moved = lambda e: score(jax.tree.map(jnp.add, params, e))
-    # Fused, the difference would be of unrounded values, and a client without
-    # any influence would not come out as 0.
-    scores = lax.optimization_barrier(tree.map_rows(moved, eps, chunk))
-    return scores - lax.optimization_barrier(score(params))[None]
+    without = lambda e: score(jax.tree.map(jnp.add, params, e))
+    moves = [
+      (a != 0).reshape(a.shape[0], -1).any(1) for a in jax.tree.leaves(eps)
+    ]
+    moved = functools.reduce(jnp.logical_or, moves)
+    return tree.map_rows(without, eps, chunk), score(params), moved

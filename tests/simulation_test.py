@@ -128,7 +128,7 @@ def test_every_product_asks_for_full_precision():
   run = fi.simulate(MODEL, make_data(), FED, exact=True)
   x, y = make_data().pooled()
   influence = jax.make_jaxpr(
-    lambda p, e: runs._influence(
+    lambda p, e: runs._scores(
       p, e, x, y, model=MODEL, metric=fi.metrics.loss, chunk=4
     )
   )(run.params, run.exact_eps)
