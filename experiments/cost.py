@@ -48,12 +48,13 @@ from fedinf_jax import rng
 SEED = 0
 NUM_CLASSES = 5  # As LEAF's synthetic tasks have.
 ROUNDS = 2  # Of the training. Before the first, ε is zero.
-# An update is timed at least so often, and while the seconds last up to so often.
+# An update is timed at least so often; while the seconds last, up to so often.
 REPEATS, MOST_REPEATS, SECONDS = 3, 20, 0.1
 WELL_ABOVE = 10  # Within so many empty calls a time says nothing of growth.
 FIT_POINTS = 3  # An exponent is that of the largest sizes.
 CLOSE = 0.2  # Exponents that differ by less agree.
 REFERENCE = "both"  # What ratios are relative to.
+SAME = "one and the same program at all these sizes"
 
 
 class Sizes(NamedTuple):
@@ -146,7 +147,7 @@ def _rows(name, blocks, client):
     },
     {
       "server": Formula(
-        f"B(4 K m N_s p + 2 (m N_s)² (p + {blocks} K))",
+        f"B(4 K m N_s p + 2 (m N_s)² (p + {'' if blocks == 1 else blocks}K))",
         functools.partial(_rows_on_server, blocks),
       ),
       "client": client,
@@ -676,7 +677,9 @@ def _exponent(x, y):
   x, y = np.log(x), np.log(y)
   exponent, offset = np.polyfit(x, y, 1)
   spread = np.square(y - y.mean()).sum()
-  if len(x) < 3 or spread < 1e-12:
+  if spread < 1e-12:
+    return 0.0, None  # No growth at all, and nothing to explain.
+  if len(x) < 3:
     return float(exponent), None
   rest = np.square(y - exponent * x - offset).sum()
   return float(exponent), float(1 - rest / spread)
@@ -692,7 +695,7 @@ def why(found: dict, at: list[dict], floor: dict, empty: float) -> str:
       f"within {WELL_ABOVE} empty calls of {1e6 * empty:.0f} µs: not fitted"
     )
   if len({r[quantity] for r in at}) == 1:
-    return "one and the same program at all these sizes"
+    return SAME
   near = lambda a, b: a is not None and b is not None and abs(a - b) <= CLOSE
   targets = [found["paper"], found["built"]]
   if near(measured, targets[0]):
@@ -708,10 +711,10 @@ def why(found: dict, at: list[dict], floor: dict, empty: float) -> str:
   rates = [r["built"][formula] / r[quantity] / 1e9 for r in (at[0], at[-1])]
   if not rates[0]:
     return "nothing is computed"
-  return (
-    f"{rates[0]:.2g} to {rates[1]:.2g} operations a nanosecond:"
-    f" {'fixed costs still weigh' if rates[1] > rates[0] else 'cause unknown'}"
-  )
+  cause = "fixed costs and small products still weigh"
+  if rates[1] < rates[0]:
+    cause = "the rate falls, cause not found"
+  return f"{rates[0]:.2g} to {rates[1]:.2g} operations a nanosecond: {cause}"
 
 
 def print_costs(screen, axis, rows):
@@ -768,7 +771,7 @@ def print_slopes(screen, slopes, sweeps):
     table.add_row(QUANTITIES[quantity][1] if first else "", method, *shown)
   screen.print(table)
   for s in slopes:
-    if s["note"]:
+    if s["note"] not in ("", SAME) and s["method"] != "truncated":
       line = f"{QUANTITIES[s['quantity']][1]}, {s['method']}, {s['axis']}:"
       screen.print(line, s["note"], highlight=False)
 

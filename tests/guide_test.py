@@ -14,7 +14,7 @@ def test_python_blocks_run(page, capsys, enable_x32):
   text = (ROOT / page).read_text()
   names = {}
   for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-    exec(compile(block, page, "exec"), names)  # noqa: S102
+    exec(compile(block, page, "exec"), names)
   printed = capsys.readouterr().out
   if page == "docs/guide.md":
     assert "ours hospital 0 -" in printed

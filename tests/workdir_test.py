@@ -1,0 +1,122 @@
+"""The files of a run, and its checkpoints."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import checkpoint
+from experiments import evaluation
+from experiments import workdir
+
+ABOUT = {"config": {"fed": {"rounds": 3}}, "data": {"digest": "ab"},
+         "versions": {"jax": "1"}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "change,message",
+  [
+    ({"config": {"fed": {"rounds": 4}}}, "its config.fed.rounds is 3, not 4"),
+    ({"data": {"digest": "cd"}}, "its data.digest is 'ab', not 'cd'"),
+    ({"versions": {"jax": "2"}}, "its versions.jax is '1', not '2'"),
+    ({"more": 1}, "its more is None, not 1"),
+  ],
+)
+def test_a_workdir_of_another_run_is_refused(tmp_path, change, message):
+  workdir.claim(tmp_path / "w", ABOUT)
+  workdir.claim(tmp_path / "w", ABOUT)
+  with pytest.raises(ValueError, match=message):
+    workdir.claim(tmp_path / "w", {**ABOUT, **change})
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+  (tmp_path / "thesis.tex").write_text("years of work")
+  with pytest.raises(ValueError, match=r"holds no run \(thesis.tex\)"):
+    workdir.claim(tmp_path, ABOUT)
+  assert sorted(p.name for p in tmp_path.iterdir()) == ["thesis.tex"]
+
+
+def test_a_damaged_config_is_named(tmp_path):
+  (tmp_path / "config.json").write_text('{"config"')
+  with pytest.raises(ValueError, match=r"config\.json is damaged"):
+    workdir.claim(tmp_path, ABOUT)
+
+
+def test_logs_are_cut_back_and_torn_lines_go(tmp_path):
+  (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n{"round": 2}\n{"rou')
+  (tmp_path / "layers.csv").write_text("round,client\n1,a\n2,a\n3,a\n4,")
+  workdir.rewind(tmp_path, 2)
+  assert (tmp_path / "metrics.jsonl").read_text() == (
+    '{"round": 1}\n{"round": 2}\n'
+  )
+  assert (tmp_path / "layers.csv").read_text() == "round,client\n1,a\n2,a\n"
+  workdir.rewind(tmp_path, 0)
+  assert (tmp_path / "layers.csv").read_text() == "round,client\n"
+
+
+def test_json_has_no_nan_and_csv_is_quoted(tmp_path):
+  workdir.write_json(
+    tmp_path / "a.json", {"a": np.array([1.0, np.nan]), 2: np.float32(0.5)}
+  )
+  assert workdir.read_json(tmp_path / "a.json") == {"a": [1.0, None], "2": 0.5}
+  line = workdir.csv_line(['a,"b"', None, 0.1, 3])
+  assert line == '"a,""b""",,0.1,3'
+
+
+def test_correlations_without_meaning_are_none():
+  from scipy import stats
+
+  exact = np.array([1.0, 2.0, 3.0, np.nan])
+  good = np.array([1.0, 2.0, 4.0, 9.0])
+  assert evaluation.correlation(stats.pearsonr, good, exact) > 0.9
+  for bad in (np.ones(4), np.array([1.0, np.inf, 2.0, 0.0])):
+    assert evaluation.correlation(stats.pearsonr, bad, exact) is None
+  assert evaluation.correlation(stats.pearsonr, good[2:], exact[2:]) is None
+
+
+def state(value):
+  return {
+    "round": jnp.asarray(value, jnp.int32),
+    "eps": jnp.full((50, 300), value, jnp.float32),
+    "flags": jnp.zeros((3, 2), bool),
+    "none": None,
+  }
+
+
+def spoil(folder):
+  largest = max(
+    (p for p in folder.rglob("*") if p.is_file()),
+    key=lambda p: p.stat().st_size,
+  )
+  largest.write_bytes(largest.read_bytes()[:-20] + bytes(20))
+
+
+def test_checkpoints_keep_the_latest_and_those_asked_for(tmp_path):
+  saved = checkpoint.checkpoints(tmp_path / "c", keep={2})
+  for round_ in range(1, 7):
+    saved.save(state(round_), round_)
+  assert saved.rounds() == [2, 5, 6]
+  found, round_ = saved.restore(state(0))
+  assert round_ == 6
+  assert found["none"] is None
+  np.testing.assert_array_equal(found["eps"], state(6)["eps"])
+  assert found["flags"].dtype == bool
+  saved.close()
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
+  saved = checkpoint.checkpoints(tmp_path / "c", keep=set())
+  for round_ in (3, 4):
+    saved.save(state(round_), round_)
+  spoil(tmp_path / "c" / "4")
+  said = []
+  found, round_ = saved.restore(state(0), warn=said.append)
+  assert round_ == 3
+  np.testing.assert_array_equal(found["eps"], state(3)["eps"])
+  assert len(said) == 1
+  assert said[0].startswith("the checkpoint of round 4 is damaged")
+  spoil(tmp_path / "c" / "3")
+  found, round_ = saved.restore(state(0), warn=said.append)
+  assert round_ == 0
+  np.testing.assert_array_equal(found["eps"], state(0)["eps"])
+  assert len(said) == 2
+  saved.close()
