@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import matplotlib
 import matplotlib.backends.backend_agg
 import matplotlib.figure
+import matplotlib.lines
 import matplotlib.ticker
 import numpy as np
 from rich import console as rich_console
@@ -54,6 +55,7 @@ WELL_ABOVE = 10  # Within so many empty calls a time says nothing of growth.
 FIT_POINTS = 3  # An exponent is that of the largest sizes.
 CLOSE = 0.2  # Exponents that differ by less agree.
 REFERENCE = "both"  # What ratios are relative to.
+BUSY = 1.25  # An idle machine repeats itself better than this.
 SAME = "one and the same program at all these sizes"
 
 
@@ -270,10 +272,11 @@ class Program(NamedTuple):
 class Round(NamedTuple):
   """A round of plain training: what reports and an update start from."""
 
+  params: Any  # w_{t-1}
   clients: list[curvature.Client]
+  cohort: jax.Array  # int32 [B]
   shares: jax.Array  # [K, B]
   base: jax.Array  # [B]
-  cohort: jax.Array  # int32 [B]
   updates: Any  # leaves [B, ...]
   change: Any
 
@@ -293,6 +296,7 @@ def main(argv):
   points = points_of(base, sweeps, _SCALE.value)
   with screen.status("compiling") as status:
     programs = compile_all([sizes for _, sizes in points], status.update)
+    compiled = time.perf_counter()
     for i, (axis, sizes) in enumerate(points, start=1):
       status.update(f"measuring {axis}: point {i} of {len(points)}")
       measure(programs, sizes)
@@ -312,6 +316,8 @@ def main(argv):
     "slopes": slopes,
     "programs": [raw(key, program) for key, program in programs.items()],
     "empty_call_seconds": empty,
+    "busy": busy(programs),
+    "compile_seconds": round(compiled - started, 1),
     "seconds": round(time.perf_counter() - started, 1),
     "device": jax.devices()[0].device_kind,
     "cores": os.cpu_count(),
@@ -326,6 +332,12 @@ def main(argv):
     if at:
       print_costs(screen, axis, at)
   print_slopes(screen, slopes, sweeps)
+  if content["busy"] > BUSY:
+    screen.print(
+      f"The machine was busy: calls took {content['busy']:.2f} times their"
+      " least, in the middle. Exponents are uncertain.",
+      highlight=False,
+    )
   screen.print(
     f"{numbers} and {folder / 'cost.png'} ({content['seconds']} s)",
     highlight=False,
@@ -472,42 +484,46 @@ def measure(programs: dict[tuple, Program], sizes: Sizes):
     if not (timed("client", name) and timed("server", name))
   ]
   if waiting:
-    params = jax.jit(setup_of(sizes).model.init)(jax.random.key(SEED))
-    rounds = train(programs[_key("training", None, sizes)], sizes, params)
+    rounds = train(programs[_key("training", None, sizes)], sizes)
     for name in waiting:
-      serve(programs, name, sizes, params, rounds)
+      serve(programs, name, sizes, rounds)
 
 
-def train(program: Program, sizes: Sizes, params) -> list[Round]:
-  """Runs plain FedAvg and keeps what its participants have at hand."""
+def train(program: Program, sizes: Sizes) -> list[Round]:
+  """Runs plain FedAvg from zero and keeps what its participants have at hand."""
   words = rng.id_words(range(sizes.K))
+  draw = np.random.default_rng(SEED)
+  root = jax.random.key(SEED)
+  params = jax.tree.map(
+    lambda a: jnp.asarray(np.zeros(a.shape, a.dtype)),
+    jax.eval_shape(setup_of(sizes).model.init, root),
+  )
+  close = jax.jit(functools.partial(_close, sizes))
   rounds = []
-  for t, cohort in enumerate(rng.cohorts(SEED, words, ROUNDS, sizes.B), 1):
+  for t in range(1, ROUNDS + 1):
+    cohort = draw.choice(sizes.K, sizes.B, replace=False).astype(np.int32)
     clients, local = [], []
     for k in cohort:
-      root = jax.random.key(SEED)
       draws = rng.Draws(root, jnp.int32(t), jnp.asarray(words[k]))
       examples = make_examples(sizes, k)
-      w, iterates = _timed(program, lambda *a: a, params, examples, draws)
+      w, iterates = _timed(program, _as_is, params, examples, draws)
       clients.append(curvature.Client(iterates, examples, draws))
       local.append(w)
-    local = _stack(local)
-    counts = jnp.full(sizes.B, sizes.n, jnp.int32)
-    base = fedavg.weights(counts, jnp.float32)
-    left = np.where(np.arange(sizes.K)[:, None] == cohort[None], 0, sizes.n)
-    new = fedavg.aggregate(local, counts)
-    rounds.append(
-      Round(
-        clients,
-        influence.shares_of(jnp.asarray(left, jnp.int32), counts, base),
-        base,
-        jnp.asarray(cohort),
-        jax.tree.map(lambda a, w: a - w[None], local, params),
-        jax.tree.map(jnp.subtract, params, new),
-      )
-    )
-    params = new
+    closed = close(params, jnp.asarray(cohort), _stack(local))
+    rounds.append(Round(params, clients, jnp.asarray(cohort), *closed[:-1]))
+    params = closed[-1]
   return rounds
+
+
+def _close(sizes, params, cohort, local):
+  """Returns shares, their base, updates, the change of w, and w_t."""
+  counts = jnp.full(sizes.B, sizes.n, jnp.int32)
+  base = fedavg.weights(counts, jnp.float32)
+  away = jnp.arange(sizes.K)[:, None] == cohort[None]
+  shares = influence.shares_of(jnp.where(away, 0, sizes.n), counts, base)
+  new = fedavg.aggregate(local, counts)
+  updates = jax.tree.map(lambda a, w: a - w[None], local, params)
+  return shares, base, updates, jax.tree.map(jnp.subtract, params, new), new
 
 
 def make_examples(sizes: Sizes, client: int) -> packing.Examples:
@@ -526,17 +542,17 @@ def make_examples(sizes: Sizes, client: int) -> packing.Examples:
   )
 
 
-def serve(programs, name, sizes, params, rounds):
+def serve(programs, name, sizes, rounds):
   """Runs the rounds with one method: clients report, the server updates."""
   client, server = (
     programs[_key(side, name, sizes)] for side in ("client", "server")
   )
   seen = bool(server.seconds)
-  state = METHODS[name].build(sizes).init(params, sizes.K)
+  state = METHODS[name].build(sizes).init(rounds[0].params, sizes.K)
   # An update uses its state up: each gets a copy.
-  fresh = lambda state, *rest: (jax.tree.map(jnp.copy, state), *rest)
+  fresh = lambda state, *rest: (_copy(state), *rest)
   for t, round_ in enumerate(rounds, start=1):
-    reports = [_timed(client, lambda *a: a, own) for own in round_.clients]
+    reports = [_timed(client, _as_is, own) for own in round_.clients]
     if seen:
       continue
     participants = influence.Participants(
@@ -549,6 +565,11 @@ def serve(programs, name, sizes, params, rounds):
         break
       new = _timed(server, fresh, state, *inputs)
     state = new
+
+
+_as_is = lambda *args: args
+# One program for a whole state: eager copies compile for each shape.
+_copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
 
 def _timed(program, prepare, *args):
@@ -572,8 +593,17 @@ def empty_call() -> float:
   nothing = jax.jit(lambda a: a + 1).lower(jnp.float32(0)).compile()
   program = Program(nothing, 0, 0, [])
   for _ in range(100):
-    _timed(program, lambda *a: a, jnp.float32(0))
+    _timed(program, _as_is, jnp.float32(0))
   return min(program.seconds)
+
+
+def busy(programs: dict[tuple, Program]) -> float:
+  """Returns by how much calls took longer than their least, typically."""
+  return float(
+    np.median(
+      [np.median(p.seconds) / min(p.seconds) for p in programs.values()]
+    )
+  )
 
 
 def about(sizes: Sizes) -> dict:
@@ -816,8 +846,7 @@ def draw(rows, sweeps) -> bytes:
   for i, quantity in enumerate(shown):
     unit = ", s" if "seconds" in quantity else ""
     axes[i, 0].set_ylabel(QUANTITIES[quantity][1] + unit)
-  lines = axes[0, 0].get_legend_handles_labels()
-  figure.legend(*lines, loc="outside lower center", ncols=len(METHODS) + 1)
+  _legend(figure, axes[0, 0])
   matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
   made = io.BytesIO()
   figure.savefig(made, dpi=figures.DPI)
@@ -830,11 +859,24 @@ def _line(ax, at, quantity, name, colour):
   x, y = [r["at"] for r in at], np.array([r[quantity] for r in at])
   if not y.all():
     return
-  ax.plot(x, y, "o-", ms=3.5, color=colour, label=name)
+  # relu lies on both where they upload the same.
+  style = "o--" if name == "relu" else "o-"
+  ax.plot(x, y, style, ms=3.5, color=colour, label=name)
   predicted = np.array([r["paper"][formula] for r in at], float)
   if predicted.all() and "seconds" in quantity:
     predicted *= y[-1] / predicted[-1]
     ax.plot(x, predicted, ":", lw=1.1, color=colour)
+
+
+def _legend(figure, ax):
+  handles, labels = ax.get_legend_handles_labels()
+  dotted = matplotlib.lines.Line2D([], [], ls=":", lw=1.1, color=figures.MUTED)
+  figure.legend(
+    [*handles, dotted],
+    [*labels, "the paper's formula, through the last point"],
+    loc="outside lower center",
+    ncols=len(METHODS) + 1,
+  )
 
 
 if __name__ == "__main__":

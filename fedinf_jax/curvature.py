@@ -77,6 +77,7 @@ class Curvature(NamedTuple):
   key: str  # curvatures with one key share one report
   report: Callable[[Setup, Client], Any]
   lost: Callable[[Setup, Any, types.Params], types.Params]  # ε − P_k ε
+  sampled: bool = False  # reads a few examples, however many the client has
 
 
 def propagate(curvature: Curvature, setup: Setup, report, eps):
@@ -263,6 +264,7 @@ def fisher(
     f"fisher {num_samples} {labels}{shape}",
     report,
     functools.partial(_rows_lost, layerwise),
+    sampled=True,
   )
 
 

@@ -48,6 +48,9 @@ def advance(setup, estimators, sizes, replay_chunk, upload_chunk):
   train_one = fedavg.local_training(model, fed)
   train_wave = fedavg.over_wave(lambda *args: train_one(*args)[0], sizes)
   take_part = fedavg.over_wave(participant(setup, estimators, train_one), sizes)
+  # What reads a sample costs the same whatever the size of the slice: compiled
+  # for the largest class alone.
+  sample = fedavg.over_wave(sampled_reports(setup, estimators), sizes[-1:], 0)
 
   def one_round(state, inputs):
     t, round_ = state.round, state.round + 1
@@ -67,7 +70,10 @@ def advance(setup, estimators, sizes, replay_chunk, upload_chunk):
       operand = state.params, _applied_eps(estimators, state.estimators)
 
       def hear_wave(_, wave):
-        return None, take_part(operand, *context, *wave)
+        local, iterates, uploads, lost = take_part(operand, *context, *wave)
+        uploads = uploads | sample(iterates, *context, wave[0], 0)
+        finite = jax.vmap(tree.is_finite)((local, uploads))
+        return None, (local, finite, uploads, lost)
 
       _, (local, finite, uploads, lost) = lax.scan(
         hear_wave, None, (waves, size_class)
@@ -148,12 +154,13 @@ def advance(setup, estimators, sizes, replay_chunk, upload_chunk):
 
 
 def participant(setup, estimators, train):
-  """Builds what one participant does: train, and report what is asked for."""
-  uploading = {
-    e.curvature.key: e.curvature
-    for e in estimators.values()
-    if e.curvature.uploads
-  }
+  """Builds what one participant does: train, and report what is asked for.
+
+  Returns:
+    take_part((params, eps), examples, draws) -> (local model, its iterates,
+    uploads by key, what each ε loses where that cannot be uploaded).
+  """
+  uploading = _uploading(estimators, sampled=False)
 
   def take_part(operand, examples, draws):
     params, eps = operand
@@ -164,10 +171,33 @@ def participant(setup, estimators, train):
     for name in eps:
       c = estimators[name].curvature
       lost[name] = c.lost(setup, c.report(setup, client), eps[name])
-    finite = tree.is_finite((local, uploads))
-    return local, finite, uploads, lost
+    return local, iterates, uploads, lost
 
   return take_part
+
+
+def sampled_reports(setup, estimators):
+  """Builds the reports that read a sample of the participant's examples.
+
+  Returns:
+    report(iterates, examples, draws) -> uploads by key.
+  """
+  uploading = _uploading(estimators, sampled=True)
+
+  def report(iterates, examples, draws):
+    client = curvature.Client(iterates, examples, draws)
+    return {key: c.report(setup, client) for key, c in uploading.items()}
+
+  return report
+
+
+def _uploading(estimators, sampled):
+  """The distinct curvatures that upload, by key."""
+  return {
+    e.curvature.key: e.curvature
+    for e in estimators.values()
+    if e.curvature.uploads and e.curvature.sampled == sampled
+  }
 
 
 def _applied_eps(estimators, states):

@@ -117,12 +117,13 @@ def local_training(model: types.Model, fed: FedAvg):
   return train
 
 
-def over_wave(function, sizes: tuple[int, ...]):
+def over_wave(function, sizes: tuple[int, ...], operand_axis=None):
   """Builds what every client of a wave does, vmapped over the wave.
 
   Args:
     function: (operand, examples, draws) -> result, of one client.
     sizes: rows of the size classes.
+    operand_axis: None: all clients share the operand; 0: each has its own.
 
   Returns:
     call(operand, packed, root, round_, wave [G], size_class) -> results, leaves
@@ -134,7 +135,8 @@ def over_wave(function, sizes: tuple[int, ...]):
     examples = jax.tree.map(lambda *lanes: jnp.stack(lanes), *slices)
     draws = rng.Draws(root, round_, packed.words[wave])
     lanes = rng.Draws(None, None, 0)
-    return jax.vmap(function, (None, 0, lanes))(operand, examples, draws)
+    axes = operand_axis, 0, lanes
+    return jax.vmap(function, axes)(operand, examples, draws)
 
   def call(operand, packed, root, round_, wave, size_class):
     branches = [functools.partial(of_size, size) for size in sizes]

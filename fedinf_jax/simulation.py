@@ -233,9 +233,12 @@ def _upload_bytes(setup, estimators, params, data):
   )
   train = fedavg.local_training(setup.model, setup.fed)
   take_part = engine.participant(setup, estimators, train)
-  return memory.tree_bytes(
-    jax.eval_shape(take_part, (params, {}), examples, draws)[2]
+  _, iterates, uploads, _ = jax.eval_shape(
+    take_part, (params, {}), examples, draws
   )
+  sample = engine.sampled_reports(setup, estimators)
+  sampled = jax.eval_shape(sample, iterates, examples, draws)
+  return memory.tree_bytes((uploads, sampled))
 
 
 def _replay_bytes(setup, params, data, lanes):
