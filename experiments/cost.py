@@ -56,6 +56,13 @@ FIT_POINTS = 3  # An exponent is that of the largest sizes.
 CLOSE = 0.2  # Exponents that differ by less agree.
 REFERENCE = "both"  # What ratios are relative to.
 BUSY = 1.25  # An idle machine repeats itself better than this.
+GOOD_FIT = 0.95  # R² of a line to be trusted.
+CONVENTIONS = (
+  "K² of the paper is K·B, as B of K clients take part; p² is Σ_j p_j², layer"
+  " by layer. The paper counts a client's gradients as at hand (0); here it"
+  " computes them once more. Times are the least of several."
+)
+MAX_NAIVE = 1300  # Parameters of a layer: beyond, p³ takes too long.
 SAME = "one and the same program at all these sizes"
 
 
@@ -221,6 +228,16 @@ QUANTITIES = {
 }
 
 
+def methods_at(sizes: Sizes) -> dict[str, Method]:
+  """Returns the methods that are measured at such sizes."""
+  large = max(sizes.layers) > MAX_NAIVE
+  return {
+    name: method
+    for name, method in METHODS.items()
+    if not (large and name.startswith("naive"))
+  }
+
+
 class Sweep(NamedTuple):
   """One size that grows while the others stay."""
 
@@ -246,7 +263,7 @@ def _everyone(base, factor):
 SWEEPS = {
   "K": Sweep(lambda s: s.K, _times("K"), (0.5, 1, 2, 4)),
   "B=K": Sweep(lambda s: s.K, _everyone, (0.5, 1, 2, 4)),
-  "P": Sweep(lambda s: s.p, _times("D"), (0.25, 0.5, 1, 2)),
+  "P": Sweep(lambda s: s.p, _times("D"), (0.25, 0.5, 1, 2, 4, 8)),
   "m": Sweep(lambda s: s.m, _times("m"), (0.5, 1, 2, 4)),
   "N_s": Sweep(lambda s: s.N_s, _times("N_s"), (0.5, 1, 2, 4)),
 }
@@ -292,8 +309,29 @@ def main(argv):
     place.mkdir(parents=True, exist_ok=True)
     if not os.access(place, os.W_OK | os.X_OK):
       raise ValueError(f"{place} cannot be written to")
-  screen, started = rich_console.Console(), time.perf_counter()
-  points = points_of(base, sweeps, _SCALE.value)
+  screen = rich_console.Console()
+  content = run(base, sweeps, _SCALE.value, screen)
+  workdirs.write_json(numbers, content)
+  with matplotlib.rc_context(figures.STYLE):
+    workdirs.write(folder / "cost.png", draw(content["rows"], sweeps))
+  for axis in ("base", "setting 1"):
+    at = [row for row in content["rows"] if row["axis"] == axis]
+    if at:
+      print_costs(screen, axis, at)
+  print_slopes(screen, content["slopes"], sweeps)
+  say = functools.partial(screen.print, highlight=False)
+  if content["busy"] > BUSY:
+    say(
+      f"The machine was busy: in the middle, a call took {content['busy']:.2f}"
+      " times as long as its quickest. Exponents are uncertain."
+    )
+  say(f"{numbers} and {folder / 'cost.png'} ({content['seconds']} s)")
+
+
+def run(base: Sizes, sweeps: list[str], scale: float, screen) -> dict:
+  """Measures everything; returns the content of cost.json."""
+  started = time.perf_counter()
+  points = points_of(base, sweeps, scale)
   with screen.status("compiling") as status:
     programs = compile_all([sizes for _, sizes in points], status.update)
     compiled = time.perf_counter()
@@ -306,12 +344,13 @@ def main(argv):
     slope(rows, axis, method, quantity, empty)
     for quantity, method, axis in itertools.product(QUANTITIES, METHODS, sweeps)
   ]
-  content = {
-    "scale": _SCALE.value,
+  return {
+    "scale": scale,
     "sizes": about(base),
     "sweeps": sweeps,
     "reference": REFERENCE,
     "formulas": {name: texts(method) for name, method in METHODS.items()},
+    "conventions": CONVENTIONS,
     "rows": rows,
     "slopes": slopes,
     "programs": [raw(key, program) for key, program in programs.items()],
@@ -324,24 +363,6 @@ def main(argv):
     "versions": workdirs.versions(),
     "git_revision": workdirs.git_revision(),
   }
-  workdirs.write_json(numbers, content)
-  with matplotlib.rc_context(figures.STYLE):
-    workdirs.write(folder / "cost.png", draw(rows, sweeps))
-  for axis in ("base", "setting 1"):
-    at = [row for row in rows if row["axis"] == axis]
-    if at:
-      print_costs(screen, axis, at)
-  print_slopes(screen, slopes, sweeps)
-  if content["busy"] > BUSY:
-    screen.print(
-      f"The machine was busy: calls took {content['busy']:.2f} times their"
-      " least, in the middle. Exponents are uncertain.",
-      highlight=False,
-    )
-  screen.print(
-    f"{numbers} and {folder / 'cost.png'} ({content['seconds']} s)",
-    highlight=False,
-  )
 
 
 def scaled(scale: float) -> Sizes:
@@ -391,12 +412,12 @@ def compile_all(points: list[Sizes], say) -> dict[tuple, Program]:
   """
   compiling = {}
   with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    for sizes, name in itertools.product(dict.fromkeys(points), METHODS):
-      lowerings = _lowerings(name, sizes)
-      for side, lower in lowerings.items():
-        key = _key(side, name, sizes)
-        if key not in compiling:
-          compiling[key] = pool.submit(lower().compile)
+    for sizes in dict.fromkeys(points):
+      for name in methods_at(sizes):
+        for side, lower in _lowerings(name, sizes).items():
+          key = _key(side, name, sizes)
+          if key not in compiling:
+            compiling[key] = pool.submit(lower().compile)
     made = {}
     for key, future in compiling.items():
       say(f"compiling: {len(made)} of {len(compiling)} programs")
@@ -480,7 +501,7 @@ def measure(programs: dict[tuple, Program], sizes: Sizes):
   timed = lambda side, name: bool(programs[_key(side, name, sizes)].seconds)
   waiting = [
     name
-    for name in METHODS
+    for name in methods_at(sizes)
     if not (timed("client", name) and timed("server", name))
   ]
   if waiting:
@@ -490,7 +511,7 @@ def measure(programs: dict[tuple, Program], sizes: Sizes):
 
 
 def train(program: Program, sizes: Sizes) -> list[Round]:
-  """Runs plain FedAvg from zero and keeps what its participants have at hand."""
+  """Runs plain FedAvg and keeps what its participants have at hand."""
   words = rng.id_words(range(sizes.K))
   draw = np.random.default_rng(SEED)
   root = jax.random.key(SEED)
@@ -506,7 +527,7 @@ def train(program: Program, sizes: Sizes) -> list[Round]:
     for k in cohort:
       draws = rng.Draws(root, jnp.int32(t), jnp.asarray(words[k]))
       examples = make_examples(sizes, k)
-      w, iterates = _timed(program, _as_is, params, examples, draws)
+      w, iterates = _timed(program, params, examples, draws)
       clients.append(curvature.Client(iterates, examples, draws))
       local.append(w)
     closed = close(params, jnp.asarray(cohort), _stack(local))
@@ -549,10 +570,8 @@ def serve(programs, name, sizes, rounds):
   )
   seen = bool(server.seconds)
   state = METHODS[name].build(sizes).init(rounds[0].params, sizes.K)
-  # An update uses its state up: each gets a copy.
-  fresh = lambda state, *rest: (_copy(state), *rest)
   for t, round_ in enumerate(rounds, start=1):
-    reports = [_timed(client, _as_is, own) for own in round_.clients]
+    reports = [_timed(client, own) for own in round_.clients]
     if seen:
       continue
     participants = influence.Participants(
@@ -563,21 +582,22 @@ def serve(programs, name, sizes, rounds):
     for repeat in range(MOST_REPEATS):
       if repeat >= REPEATS and sum(server.seconds[before:]) > SECONDS:
         break
-      new = _timed(server, fresh, state, *inputs)
+      new = _timed(server, state, *inputs, donates=True)
     state = new
 
 
-_as_is = lambda *args: args
 # One program for a whole state: eager copies compile for each shape.
 _copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
 
-def _timed(program, prepare, *args):
+def _timed(program, *args, donates=False):
   """Calls a program and notes the time; its first call is not counted."""
   for _ in range(1 if program.seconds else 2):
-    prepared = jax.block_until_ready(prepare(*args))
+    # What is donated is used up: a copy stands in for it.
+    given = (_copy(args[0]), *args[1:]) if donates else args
+    jax.block_until_ready(given)
     started = time.perf_counter()
-    out = jax.block_until_ready(program.call(*prepared))
+    out = jax.block_until_ready(program.call(*given))
     took = time.perf_counter() - started
   program.seconds.append(took)
   return out
@@ -593,7 +613,7 @@ def empty_call() -> float:
   nothing = jax.jit(lambda a: a + 1).lower(jnp.float32(0)).compile()
   program = Program(nothing, 0, 0, [])
   for _ in range(100):
-    _timed(program, _as_is, jnp.float32(0))
+    _timed(program, jnp.float32(0))
   return min(program.seconds)
 
 
@@ -634,7 +654,7 @@ def raw(key: tuple, program: Program) -> dict:
 def rows_of(programs, axis: str, sizes: Sizes) -> list[dict]:
   """Returns a row for each method at one point."""
   rows = []
-  for name, method in METHODS.items():
+  for name, method in methods_at(sizes).items():
     training, client, server = (
       programs[_key(side, name, sizes)]
       for side in ("training", "client", "server")
@@ -663,9 +683,10 @@ def rows_of(programs, axis: str, sizes: Sizes) -> list[dict]:
   over = lambda a, b: a / b if b else None
   for row in rows:
     row["ratios"] = {q: over(row[q], ours[q]) for q in QUANTITIES}
-    row["paper_ratios"] = {
-      q: over(row["paper"][q], ours["paper"][q]) for q in row["paper"]
-    }
+    for source in ("paper", "built"):
+      row[f"{source}_ratios"] = {
+        q: over(row[source][q], ours[source][q]) for q in row[source]
+      }
   return rows
 
 
@@ -756,20 +777,24 @@ def print_costs(screen, axis, rows):
   training = 1e3 * rows[0]["training_seconds"]
   table = rich_table.Table(
     title=f"{axis}: {symbols}",
-    caption=f"K² is K·B where B of K take part, p² is Σ_j p_j². {REFERENCE} is"
-    f" the paper's method. Local training itself takes {training:.2g} ms.",
+    caption=f"{CONVENTIONS} Local training itself takes {training:.2g} ms."
+    f" {REFERENCE} is the paper's method.",
   )
-  for title in ("", "method", "formula", "value", f"× {REFERENCE}"):
+  times = f"× {REFERENCE}"
+  for title in ("", "method", "formula"):
     table.add_column(title)
-  for title in ("measured", f"× {REFERENCE}"):
+  for title in ("value", times, f"as built {times}", "measured", times):
     table.add_column(title, justify="right")
   for quantity, (formula, title) in QUANTITIES.items():
     for i, row in enumerate(rows):
-      cells = ["", "", ""]
+      cells = [""] * 4
       if formula:
-        text = METHODS[row["method"]].paper[formula].text
-        cells = [text, _short(row["paper"][formula]),
-                 _short(row["paper_ratios"][formula])]  # fmt: skip
+        cells = [
+          METHODS[row["method"]].paper[formula].text,
+          _short(row["paper"][formula]),
+          _short(row["paper_ratios"][formula]),
+          _short(row["built_ratios"].get(formula)),
+        ]
       table.add_row(
         "" if i else title,
         row["method"],
@@ -784,26 +809,32 @@ def print_costs(screen, axis, rows):
 def print_slopes(screen, slopes, sweeps):
   """Prints fitted exponents, and why they differ from the formulas."""
   table = rich_table.Table(
-    title="exponents: measured (the formula's at the same sizes)"
+    title="exponents: measured (the formula's at the same sizes)",
+    caption=f"Fitted to the {FIT_POINTS} largest sizes; ? is R² < {GOOD_FIT}.",
   )
   for title in ("", "method", *sweeps):
     table.add_column(title)
   for (quantity, method), cells in itertools.groupby(
     slopes, lambda s: (s["quantity"], s["method"])
   ):
-    shown = [
-      f"{_fixed(s['measured'])} ({_fixed(s['paper'])})"
-      if QUANTITIES[quantity][0]
-      else _fixed(s["measured"])
-      for s in cells
-    ]
+    shown = []
+    for s in cells:
+      unsure = s["r2"] is not None and s["r2"] < GOOD_FIT
+      cell = _fixed(s["measured"]) + ("?" if unsure else "")
+      if QUANTITIES[quantity][0]:
+        cell += f" ({_fixed(s['paper'])})"
+      shown.append(cell)
     first = method == next(iter(METHODS))
     table.add_row(QUANTITIES[quantity][1] if first else "", method, *shown)
   screen.print(table)
+  notes = {}
   for s in slopes:
     if s["note"] not in ("", SAME) and s["method"] != "truncated":
-      line = f"{QUANTITIES[s['quantity']][1]}, {s['method']}, {s['axis']}:"
-      screen.print(line, s["note"], highlight=False)
+      about_it = QUANTITIES[s["quantity"]][1], s["method"], s["note"]
+      notes.setdefault(about_it, []).append(s["axis"])
+  for (quantity, method, note), at in notes.items():
+    screen.print(f"{quantity}, {method}, {', '.join(at)}: {note}",
+                 highlight=False)  # fmt: skip
 
 
 def _fixed(value):

@@ -129,13 +129,11 @@ GUARDS = {
   "lwet": fi.lwet(),
   "lwet_participant": fi.lwet(per="participant"),
 }
-CNN_NAMES = ("exact", "layerwise", "fisher", "fisher whole", "fisher relu",
-             "lowrank relu")  # fmt: skip
 MOMENTUM = optax.sgd(0.4, momentum=0.7, nesterov=True)
 DECAY = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.3, 0.5))
 
 ALL = {**LINEAR, **EXACT, **PLAIN}
-GUARDED = ("exact", "layerwise", "fisher", "fisher whole", "lowrank", "dense")
+GUARDED = ("exact", "layerwise", "fisher", "fisher whole")
 
 # model, settings, names of curvatures, removals, cohorts
 CASES = {
@@ -143,17 +141,15 @@ CASES = {
   "groups": (logreg, {"learning_rate": 0.4}, GUARDED, GROUPS, COHORTS),
   "trips": (mlp, {"learning_rate": 2.0}, GUARDED, None, None),
   "mini_batch": (mlp, {"learning_rate": 0.4, "batch_size": 4},
-                 ("exact", "layerwise", "fisher", "fisher whole",
-                  "fisher relu"), None, None),
+                 ("exact", "layerwise", "fisher", "fisher whole"), None, None),
   "momentum": (mlp, {"client_optimizer": MOMENTUM},
-               ("exact", "layerwise", "dense", "dense steps", "fisher",
-                "lowrank"), GROUPS, COHORTS),
-  "decay": (logreg, {"client_optimizer": DECAY}, {**LINEAR, **EXACT}, None,
-            None),
+               ("exact", "layerwise", "dense steps", "fisher"), GROUPS,
+               COHORTS),
+  "decay": (logreg, {"client_optimizer": DECAY},
+            ("exact", "dense", "fisher whole rank", "lowrank"), None, None),
   "adam": (logreg, {"client_optimizer": optax.adam(0.1)}, EXACT, None, None),
   "cnn": (small_cnn, {"learning_rate": 0.5},
-          ("exact", "layerwise", "fisher", "fisher whole", "fisher relu"),
-          None, None),
+          ("exact", "layerwise", "fisher", "fisher relu"), None, None),
 }  # fmt: skip
 
 
