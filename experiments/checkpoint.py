@@ -37,7 +37,8 @@ def checkpoints(folder: pathlib.Path, keep: set[int]) -> Checkpoints:
     folder: made if it is not there.
     keep: rounds whose checkpoints stay for good.
   """
-  logging.set_verbosity(logging.ERROR)
+  # Orbax logs what it also raises; the user gets our one line.
+  logging.set_verbosity(logging.FATAL)
   policies = ocp.checkpoint_managers.preservation_policy
   manager = ocp.CheckpointManager(
     folder.absolute(),
@@ -63,7 +64,7 @@ def checkpoints(folder: pathlib.Path, keep: set[int]) -> Checkpoints:
     except Exception as error:  # Orbax raises what its parts raise.
       raise OSError(
         f"the checkpoint of round {round_} cannot be saved in {folder}"
-        f" ({_first_line(error)})"
+        f" ({_reason(error)})"
       ) from error
 
   def restore(like, rounds=None, warn=print):
@@ -86,7 +87,7 @@ def checkpoints(folder: pathlib.Path, keep: set[int]) -> Checkpoints:
         return treedef.unflatten(found), round_
       except Exception as error:  # Whatever is wrong with it, it is no use.
         warn(
-          f"the checkpoint of round {round_} is damaged ({_first_line(error)});"
+          f"the checkpoint of round {round_} is damaged ({_reason(error)});"
           " going back to the one before"
         )
         if rounds is None:
@@ -109,5 +110,7 @@ def _digest(leaves):
   return made.hexdigest()
 
 
-def _first_line(error):
-  return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+def _reason(error):
+  """Returns the end of an error's first line; before it stand only paths."""
+  line = (str(error).strip() or type(error).__name__).splitlines()[0]
+  return line.rsplit('": ', 1)[-1][:200]

@@ -48,14 +48,14 @@ from fedinf_jax import rng
 
 SEED = 0
 NUM_CLASSES = 5  # As LEAF's synthetic tasks have.
-ROUNDS = 2  # Of the training. Before the first, ε is zero.
+ROUNDS = 3  # Of the training. Before the first, ε is zero.
 # An update is timed at least so often; while the seconds last, up to so often.
-REPEATS, MOST_REPEATS, SECONDS = 3, 20, 0.1
+REPEATS, MOST_REPEATS, SECONDS = 2, 12, 0.06
 WELL_ABOVE = 10  # Within so many empty calls a time says nothing of growth.
 FIT_POINTS = 3  # An exponent is that of the largest sizes.
 CLOSE = 0.2  # Exponents that differ by less agree.
 REFERENCE = "both"  # What ratios are relative to.
-BUSY = 1.25  # An idle machine repeats itself better than this.
+STEADY = 1.25  # By how much a machine may slow down during the measurements.
 GOOD_FIT = 0.95  # R² of a line to be trusted.
 CONVENTIONS = (
   "K² of the paper is K·B, as B of K clients take part; p² is Σ_j p_j², layer"
@@ -263,7 +263,7 @@ def _everyone(base, factor):
 SWEEPS = {
   "K": Sweep(lambda s: s.K, _times("K"), (0.5, 1, 2, 4)),
   "B=K": Sweep(lambda s: s.K, _everyone, (0.5, 1, 2, 4)),
-  "P": Sweep(lambda s: s.p, _times("D"), (0.25, 0.5, 1, 2, 4, 8)),
+  "P": Sweep(lambda s: s.p, _times("D"), (0.5, 1, 2, 4, 8)),
   "m": Sweep(lambda s: s.m, _times("m"), (0.5, 1, 2, 4)),
   "N_s": Sweep(lambda s: s.N_s, _times("N_s"), (0.5, 1, 2, 4)),
 }
@@ -289,13 +289,20 @@ class Program(NamedTuple):
 class Round(NamedTuple):
   """A round of plain training: what reports and an update start from."""
 
-  params: Any  # w_{t-1}
   clients: list[curvature.Client]
   cohort: jax.Array  # int32 [B]
   shares: jax.Array  # [K, B]
   base: jax.Array  # [B]
   updates: Any  # leaves [B, ...]
   change: Any
+  params: Any  # w_t
+
+
+class Standing(NamedTuple):
+  """Where a point stands between rounds."""
+
+  params: Any
+  states: dict[str, influence.EstimatorState]
 
 
 def main(argv):
@@ -320,10 +327,11 @@ def main(argv):
       print_costs(screen, axis, at)
   print_slopes(screen, content["slopes"], sweeps)
   say = functools.partial(screen.print, highlight=False)
-  if content["busy"] > BUSY:
+  drift = max(content["pace_seconds"]) / min(content["pace_seconds"])
+  if drift > STEADY:
     say(
-      f"The machine was busy: in the middle, a call took {content['busy']:.2f}"
-      " times as long as its quickest. Exponents are uncertain."
+      "Other work was in the way: one and the same product took up to"
+      f" {drift:.1f} times as long in between. Exponents are uncertain."
     )
   say(f"{numbers} and {folder / 'cost.png'} ({content['seconds']} s)")
 
@@ -335,9 +343,7 @@ def run(base: Sizes, sweeps: list[str], scale: float, screen) -> dict:
   with screen.status("compiling") as status:
     programs = compile_all([sizes for _, sizes in points], status.update)
     compiled = time.perf_counter()
-    for i, (axis, sizes) in enumerate(points, start=1):
-      status.update(f"measuring {axis}: point {i} of {len(points)}")
-      measure(programs, sizes)
+    paces = measure(programs, [sizes for _, sizes in points], status.update)
   rows = [row for point in points for row in rows_of(programs, *point)]
   empty = empty_call()
   slopes = [
@@ -355,7 +361,7 @@ def run(base: Sizes, sweeps: list[str], scale: float, screen) -> dict:
     "slopes": slopes,
     "programs": [raw(key, program) for key, program in programs.items()],
     "empty_call_seconds": empty,
-    "busy": busy(programs),
+    "pace_seconds": paces,
     "compile_seconds": round(compiled - started, 1),
     "seconds": round(time.perf_counter() - started, 1),
     "device": jax.devices()[0].device_kind,
@@ -496,46 +502,87 @@ def setup_of(sizes: Sizes) -> curvature.Setup:
   return curvature.Setup(model, fed, fed.learning_rate, sizes.n)
 
 
-def measure(programs: dict[tuple, Program], sizes: Sizes):
-  """Times what has not been timed at such sizes yet."""
-  timed = lambda side, name: bool(programs[_key(side, name, sizes)].seconds)
-  waiting = [
-    name
-    for name in methods_at(sizes)
-    if not (timed("client", name) and timed("server", name))
-  ]
-  if waiting:
-    rounds = train(programs[_key("training", None, sizes)], sizes)
-    for name in waiting:
-      serve(programs, name, sizes, rounds)
+def measure(programs: dict[tuple, Program], points: list[Sizes], say):
+  """Runs the rounds at all points, and times every program there.
+
+  A round at every point before the next round at any: while other work slows
+  the machine down, it is not one point alone that suffers.
+
+  Returns:
+    The seconds of one and the same product, before each.
+  """
+  todo = _owners(points)
+  standing = {sizes: _start(sizes, owned) for sizes, owned in todo.items()}
+  ones = jnp.asarray(np.ones((512, 512), np.float32))
+  product = _alone(jnp.matmul, ones, ones)
+  paces = []
+  for t, (i, sizes) in itertools.product(
+    range(1, ROUNDS + 1), enumerate(todo, start=1)
+  ):
+    say(f"round {t} of {ROUNDS}, point {i} of {len(todo)}")
+    paces.append(_least(product, 5, ones, ones))
+    standing[sizes] = play(programs, sizes, todo[sizes], t, standing[sizes])
+  return paces
 
 
-def train(program: Program, sizes: Sizes) -> list[Round]:
-  """Runs plain FedAvg and keeps what its participants have at hand."""
-  words = rng.id_words(range(sizes.K))
-  draw = np.random.default_rng(SEED)
-  root = jax.random.key(SEED)
+def _owners(points):
+  """Returns sizes -> method -> the sides that no earlier point has timed."""
+  todo, known = {}, set()
+  for sizes in dict.fromkeys(points):
+    todo[sizes] = {}
+    for name in methods_at(sizes):
+      keys = {side: _key(side, name, sizes) for side in ("client", "server")}
+      fresh = {side for side, key in keys.items() if key not in known}
+      known |= set(keys.values())
+      if fresh:
+        todo[sizes][name] = fresh
+  return {sizes: owned for sizes, owned in todo.items() if owned}
+
+
+def _start(sizes, owned):
+  key = jax.random.key(SEED)
   params = jax.tree.map(
     lambda a: jnp.asarray(np.zeros(a.shape, a.dtype)),
-    jax.eval_shape(setup_of(sizes).model.init, root),
+    jax.eval_shape(setup_of(sizes).model.init, key),
   )
-  close = jax.jit(functools.partial(_close, sizes))
-  rounds = []
-  for t in range(1, ROUNDS + 1):
-    cohort = draw.choice(sizes.K, sizes.B, replace=False).astype(np.int32)
-    clients, local = [], []
-    for k in cohort:
-      draws = rng.Draws(root, jnp.int32(t), jnp.asarray(words[k]))
-      examples = make_examples(sizes, k)
-      w, iterates = _timed(program, params, examples, draws)
-      clients.append(curvature.Client(iterates, examples, draws))
-      local.append(w)
-    closed = close(params, jnp.asarray(cohort), _stack(local))
-    rounds.append(Round(params, clients, jnp.asarray(cohort), *closed[:-1]))
-    params = closed[-1]
-  return rounds
+  build = lambda name: METHODS[name].build(sizes).init(params, sizes.K)
+  return Standing(params, {n: build(n) for n in owned if "server" in owned[n]})
 
 
+def play(programs, sizes, owned, t, standing) -> Standing:
+  """Plays one round: training, then each method's reports and update."""
+  training = programs[_key("training", None, sizes)]
+  round_ = train(training, sizes, t, standing.params)
+  states = {}
+  for name in owned:
+    client, server = (
+      programs[_key(side, name, sizes)] for side in ("client", "server")
+    )
+    reports = [_timed(client, own) for own in round_.clients]
+    if name in standing.states:
+      state = standing.states[name]
+      states[name] = time_update(server, state, t, round_, _stack(reports))
+  return Standing(round_.params, states)
+
+
+def train(program: Program, sizes: Sizes, t: int, params) -> Round:
+  """Runs a round of plain FedAvg; keeps what its participants have at hand."""
+  words = rng.id_words(range(sizes.K))
+  root = jax.random.key(SEED)
+  draw = np.random.default_rng([SEED, t])
+  cohort = draw.choice(sizes.K, sizes.B, replace=False).astype(np.int32)
+  clients, local = [], []
+  for k in cohort:
+    draws = rng.Draws(root, jnp.int32(t), jnp.asarray(words[k]))
+    examples = make_examples(sizes, k)
+    w, iterates = _timed(program, params, examples, draws)
+    clients.append(curvature.Client(iterates, examples, draws))
+    local.append(w)
+  cohort = jnp.asarray(cohort)
+  return Round(clients, cohort, *_close(sizes, params, cohort, _stack(local)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
 def _close(sizes, params, cohort, local):
   """Returns shares, their base, updates, the change of w, and w_t."""
   counts = jnp.full(sizes.B, sizes.n, jnp.int32)
@@ -545,6 +592,20 @@ def _close(sizes, params, cohort, local):
   new = fedavg.aggregate(local, counts)
   updates = jax.tree.map(lambda a, w: a - w[None], local, params)
   return shares, base, updates, jax.tree.map(jnp.subtract, params, new), new
+
+
+def time_update(server: Program, state, t: int, round_: Round, report):
+  """Times a round's update, several times over; returns the new state."""
+  participants = influence.Participants(
+    report, round_.shares, round_.base, round_.cohort
+  )
+  inputs = participants, jnp.int32(t), round_.updates, round_.change
+  before = len(server.seconds)
+  for repeat in range(MOST_REPEATS):
+    if repeat >= REPEATS and sum(server.seconds[before:]) > SECONDS:
+      break
+    new = _timed(server, state, *inputs, donates=True)
+  return new
 
 
 def make_examples(sizes: Sizes, client: int) -> packing.Examples:
@@ -561,29 +622,6 @@ def make_examples(sizes: Sizes, client: int) -> packing.Examples:
     jnp.int32(0),
     jnp.int32(sizes.n),
   )
-
-
-def serve(programs, name, sizes, rounds):
-  """Runs the rounds with one method: clients report, the server updates."""
-  client, server = (
-    programs[_key(side, name, sizes)] for side in ("client", "server")
-  )
-  seen = bool(server.seconds)
-  state = METHODS[name].build(sizes).init(rounds[0].params, sizes.K)
-  for t, round_ in enumerate(rounds, start=1):
-    reports = [_timed(client, own) for own in round_.clients]
-    if seen:
-      continue
-    participants = influence.Participants(
-      _stack(reports), round_.shares, round_.base, round_.cohort
-    )
-    inputs = participants, jnp.int32(t), round_.updates, round_.change
-    before = len(server.seconds)
-    for repeat in range(MOST_REPEATS):
-      if repeat >= REPEATS and sum(server.seconds[before:]) > SECONDS:
-        break
-      new = _timed(server, state, *inputs, donates=True)
-    state = new
 
 
 # One program for a whole state: eager copies compile for each shape.
@@ -608,22 +646,21 @@ def _stack(trees):
   return jax.tree.map(lambda *a: jnp.asarray(np.stack(a)), *trees)
 
 
+def _alone(function, *args):
+  """A program that belongs to no method."""
+  return Program(jax.jit(function).lower(*args).compile(), 0, 0, [])
+
+
+def _least(program, calls, *args):
+  for _ in range(calls):
+    _timed(program, *args)
+  return min(program.seconds[-calls:])
+
+
 def empty_call() -> float:
   """Returns the seconds that a call of any program takes."""
-  nothing = jax.jit(lambda a: a + 1).lower(jnp.float32(0)).compile()
-  program = Program(nothing, 0, 0, [])
-  for _ in range(100):
-    _timed(program, jnp.float32(0))
-  return min(program.seconds)
-
-
-def busy(programs: dict[tuple, Program]) -> float:
-  """Returns by how much calls took longer than their least, typically."""
-  return float(
-    np.median(
-      [np.median(p.seconds) / min(p.seconds) for p in programs.values()]
-    )
-  )
+  zero = jnp.float32(0)
+  return _least(_alone(lambda a: a + 1, zero), 100, zero)
 
 
 def about(sizes: Sizes) -> dict:
@@ -696,7 +733,9 @@ def slope(rows, axis, method, quantity, empty) -> dict:
   is_time = quantity.endswith("seconds")
   least = WELL_ABOVE * empty if is_time else 0
   at = [r for r in rows if r["axis"] == axis and r["method"] == method]
-  at = [r for r in at if r[quantity] > least][-FIT_POINTS:]
+  if len({r[quantity] for r in at}) > 1:
+    at = [r for r in at if r[quantity] > least]
+  at = at[-FIT_POINTS:]
   x = [r["at"] for r in at]
   measured, r2 = _exponent(x, [r[quantity] for r in at])
   of = lambda source: _exponent(x, [r[source].get(formula, 0) for r in at])[0]

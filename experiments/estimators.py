@@ -34,6 +34,7 @@ SPECS = {
     ("lowrank_hessian", {"rank": 50, "per": "round", "spectrum": "relu"}),
     _NO_GUARD,
   ),
+  "difference": (("exact_difference", {}), _NO_GUARD),
   "truncated": (("truncated", {}), _NO_GUARD),
 }
 

@@ -6,6 +6,7 @@ from fedinf_jax import models as models
 from fedinf_jax import theory as theory
 from fedinf_jax import valuation as valuation
 from fedinf_jax.curvature import dense_hessian as dense_hessian
+from fedinf_jax.curvature import exact_difference as exact_difference
 from fedinf_jax.curvature import exact_hessian as exact_hessian
 from fedinf_jax.curvature import fisher as fisher
 from fedinf_jax.curvature import layerwise_hessian as layerwise_hessian

@@ -111,6 +111,36 @@ def exact_hessian() -> Curvature:
   )
 
 
+def exact_difference() -> Curvature:
+  """Makes P_k ε = train_k(w + ε) − train_k(w): nothing is linearised.
+
+  The estimate is then the exact replay, done by the participants: each is sent
+  every ε and sends R local models back. Where R <= m N_s that is no more than
+  the paper uploads. Here it works in simulation only, as its report (the
+  training itself) cannot be an array.
+  """
+
+  def report(setup, client):
+    train = fedavg.local_training(setup.model, setup.fed)
+    start = jax.tree.map(lambda a: a[0], client.iterates)
+    go = lambda w: train(w, client.examples, client.draws)[0]
+    return go, start, _tangent_bytes(setup, client, start)
+
+  def lost(setup, report, eps):
+    del setup
+    go, start, row_bytes = report
+    end = go(start)
+
+    def one(e):
+      moved = go(jax.tree.map(jnp.add, start, e))
+      return jax.tree.map(lambda e, a, b: e - (a - b), e, moved, end)
+
+    return _map_removals(one, eps, row_bytes)
+
+  name = "exact_difference"
+  return Curvature(name, False, False, False, name, report, lost)
+
+
 def layerwise_hessian() -> Curvature:
   """Makes Π(I − ηH_(j)) for each layer by Hessian-vector products.
 

@@ -73,6 +73,20 @@ def simulate(estimators, case=cases.logreg, eta=0.4, rounds=5, **kwargs):
   return fi.simulate(model, data, fed, estimators=estimators, **kwargs)
 
 
+def test_participants_that_train_from_every_counterfactual_are_exact():
+  """On a network that no linearisation follows, an emptied cohort included."""
+  both = {
+    "difference": fi.estimator(fi.exact_difference(), fi.no_guard()),
+    "hessian": fi.estimator(fi.exact_hessian(), fi.no_guard()),
+  }
+  groups = np.array([[1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]], bool)
+  run = simulate(both, cases.mlp, 2.0, removals=groups, exact=True)
+  close(run.eps["difference"], run.exact_eps, rtol=0, atol=1e-10)
+  off = jax.tree.map(lambda a, b: np.abs(a - b).max(), run.eps["hessian"],
+                     run.exact_eps)  # fmt: skip
+  assert max(jax.tree.leaves(off)) > 1e-3
+
+
 def test_equal_by_definition():
   none = fi.no_guard()
   run = simulate(
