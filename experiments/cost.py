@@ -316,6 +316,8 @@ def main(argv):
     place.mkdir(parents=True, exist_ok=True)
     if not os.access(place, os.W_OK | os.X_OK):
       raise ValueError(f"{place} cannot be written to")
+  if numbers.is_dir():
+    raise ValueError(f"--json={numbers} is a folder; it must be a file")
   screen = rich_console.Console()
   content = run(base, sweeps, _SCALE.value, screen)
   workdirs.write_json(numbers, content)
@@ -386,7 +388,7 @@ def _chosen(names, scale):
   if names is None:
     # B=K shares no program with the others: too slow for a quick look.
     return [name for name in SWEEPS if scale >= 0.5 or name != "B=K"]
-  names = list(dict.fromkeys(name.strip() for name in names))
+  names = list(dict.fromkeys(name.strip() for name in names)) or [""]
   for name in names:
     if name not in SWEEPS:
       raise ValueError(

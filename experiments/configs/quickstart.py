@@ -1,6 +1,9 @@
 """A first look: setting1_convex scaled down to 200 clients and 100 rounds.
 
 python -m experiments.run
+
+Two idle cores: under a minute with the report, most of it compilation. Expect
+test loss 0.52 and accuracy 0.80; Pearson of FIL 0.72 (both), 0.9997 (relu).
 """
 
 from experiments.configs import setting1_convex
