@@ -21,8 +21,9 @@ from experiments import report_page
 DPI = 110
 WIDTH = 9.3
 # Okabe and Ito's colours, which the colour-blind tell apart, without black (the
-# truth) and yellow (too faint); a second turn is dashed.
+# truth) and yellow (too faint); a second turn is dashed, a third dotted.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+TURNS = ("-", (0, (2.5, 1.5)), (0, (0.8, 1.2)))
 HELPS, HURTS, MUTED = "#2166ac", "#b2182b", "#6b7280"
 TRUTH = {"color": "#111827", "ls": (0, (4, 2)), "lw": 1.3, "zorder": 3}
 STYLE = {
@@ -437,7 +438,7 @@ def _style(run, name):
   if name == "exact":
     return TRUTH
   turn, i = divmod(run.names.index(name), len(COLOURS))
-  return {"color": COLOURS[i], "ls": "-" if turn == 0 else (0, (2.5, 1.5))}
+  return {"color": COLOURS[i], "ls": TURNS[min(turn, len(TURNS) - 1)]}
 
 
 def _score_colour(run, score):
