@@ -232,7 +232,10 @@ def small_cnn_1():
   return model, cases.make_data((28, 28, 1), sizes=(3, 5, 4, 12, 2, 5))
 
 
-@pytest.mark.parametrize("case", [cases.logreg, small_cnn_1])
+@pytest.mark.parametrize(
+  "case",
+  [cases.logreg, pytest.param(small_cnn_1, marks=pytest.mark.slow)],
+)
 def test_exact_and_approximate_hessians_through_training(case, capsys):
   """Prints how far apart they are, by layers, as a share of ‖H‖."""
   eta = 0.4 if case is cases.logreg else 0.1
@@ -336,6 +339,7 @@ def test_an_unguarded_blow_up_ends_finite_and_is_listed():
   assert not run.health["guarded"].nonfinite_at.any()
 
 
+@pytest.mark.slow
 def test_lwet_never_trips_on_the_convex_setting_1():
   """The paper's claim; with the exact layer Hessians and with Fisher's."""
   train, _ = fi.data.synthetic().split(0.9, seed=0)
@@ -481,6 +485,7 @@ def test_chunks_of_uploads_change_nothing():
     close(runs[0].health[name].truncated_at, runs[1].health[name].truncated_at)
 
 
+@pytest.mark.slow
 def test_jit_equals_eager():
   chosen = {name: SHARED[name] for name in ("both", "fine")}
   make = functools.partial(

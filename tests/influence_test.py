@@ -153,7 +153,16 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("cnn",)
+
+
+@pytest.mark.parametrize(
+  "case",
+  [
+    pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else [])
+    for case in CASES
+  ],
+)
 def test_equals_its_twin(case):
   make, settings, names, removals, cohorts = CASES[case]
   model, data = make()

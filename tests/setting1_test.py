@@ -58,6 +58,7 @@ def test_a_thousand_removals_are_replayed_at_once():
   assert 10 < (np.abs(kernel).max((1, 2)) > 0).sum() <= 40
 
 
+@pytest.mark.slow
 def test_float32_agrees_with_float64():
   """ε to 2e-5 in norm, where the norms reach 4e-2; FIL to 1e-6."""
   runs, influences = [], []
