@@ -13,7 +13,6 @@ on the other half.
 import pathlib
 
 from absl import flags
-from ml_collections import config_flags
 import numpy as np
 from rich import console as rich_console
 from rich import table as rich_table
@@ -43,9 +42,7 @@ _SWEEPS = flags.DEFINE_integer(
 def main(argv):
   """Debugs one model for each kind of bad client."""
   del argv
-  name = pathlib.Path(
-    config_flags.get_config_filename(flags.FLAGS["config"])
-  ).stem
+  name = launch.config_name()
   folder = pathlib.Path(_WORKDIR.value)
   config = problems.scaled(_CONFIG.value)
   config.corrupt.fraction = _FRACTION.value

@@ -12,7 +12,6 @@ from scipy import stats
 
 from experiments import problem as problems
 import fedinf_jax as fi
-from fedinf_jax import tree
 
 
 class Evaluation(NamedTuple):
@@ -180,8 +179,3 @@ def trust(health: fi.Health) -> dict:
     "nonfinite_fraction": float((np.asarray(health.nonfinite_at) > 0).mean()),
     "layers": layers,
   }
-
-
-def layer_names(params) -> tuple[str, ...]:
-  """Returns the names of the L layers."""
-  return tree.names(params)

@@ -10,6 +10,7 @@ from experiments import training
 from experiments import workdir as workdirs
 import fedinf_jax as fi
 from fedinf_jax import memory
+from fedinf_jax import tree
 
 
 def finish(name, config, folder, trained) -> dict:
@@ -56,7 +57,7 @@ def finish(name, config, folder, trained) -> dict:
     "seed": config.seed,
     "loss": found.loss,
     "accuracy": found.accuracy,
-    "layer_names": list(evaluations.layer_names(state.params)),
+    "layer_names": list(tree.names(state.params)),
     "estimators": estimators,
     "data_digest": problems.digest(problem),
     "versions": workdirs.versions(),

@@ -22,6 +22,13 @@ def define_config(default):
     _refuse(f"--config has no such key: {error}")
 
 
+def config_name():
+  """Returns the name of the recipe that --config points at."""
+  return pathlib.Path(
+    config_flags.get_config_filename(flags.FLAGS["config"])
+  ).stem
+
+
 def define_data_dir():
   """Defines --data_dir; the environment variable FEDINF_DATA says the same."""
   return flags.DEFINE_string(

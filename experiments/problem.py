@@ -14,7 +14,6 @@ from fedinf_jax import rng
 from fedinf_jax.data import partition
 
 GLYPHS = "glyph writers (made here, a stand-in for FEMNIST)"
-TEST_GLYPHS = 10  # Test images that each glyph writer draws.
 
 
 class Problem(NamedTuple):

@@ -7,7 +7,6 @@ Nothing is trained.
 
 import csv
 import json
-import os
 import pathlib
 from typing import Any
 from typing import NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 
 from experiments import launch
 from experiments import report_page
+from experiments import workdir as workdirs
 
 
 class Contents(NamedTuple):
@@ -132,8 +132,8 @@ def write(workdir: pathlib.Path):
     ) from error
   (workdir / "figures").mkdir(exist_ok=True)
   for name, png in images.items():
-    _replace(workdir / "figures" / f"{name}.png", png)
-  _replace(workdir / "report.html", page.encode())
+    workdirs.write(workdir / "figures" / f"{name}.png", png)
+  workdirs.write(workdir / "report.html", page)
 
 
 def main(argv):
@@ -204,13 +204,6 @@ def _without_rounding(values, kind, summary):
 def _floats(cells):
   values = np.array([float(cell or "nan") for cell in cells])
   return np.where(np.isfinite(values), values, np.nan)
-
-
-def _replace(path, data):
-  """Writes a file whole or not at all."""
-  unfinished = path.with_name(path.name + ".tmp")
-  unfinished.write_bytes(data)
-  os.replace(unfinished, path)
 
 
 # Not timing.jsonl: a report is the same in every rerun.

@@ -12,7 +12,6 @@ import pathlib
 import time
 
 from absl import flags
-from ml_collections import config_flags
 import numpy as np
 from rich import console as rich_console
 from rich import table as rich_table
@@ -23,6 +22,7 @@ from experiments import problem as problems
 from experiments import report
 from experiments import training
 from experiments import workdir as workdirs
+import fedinf_jax as fi
 
 _CONFIG = launch.define_config("quickstart")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where to; runs/NAME if none.")
@@ -41,9 +41,7 @@ EXTREMES = 5  # Clients to name on the screen, at each end.
 def main(argv):
   """Runs the recipe, once or for several seeds."""
   del argv
-  name = pathlib.Path(
-    config_flags.get_config_filename(flags.FLAGS["config"])
-  ).stem
+  name = launch.config_name()
   folder = pathlib.Path(_WORKDIR.value or f"runs/{name}")
   config = problems.scaled(_CONFIG.value)
   screen = rich_console.Console()
@@ -133,16 +131,11 @@ def _print_verdict(screen, folder, summary, trained):
     highlight=False,
   )
   if of is not None:
-    order = np.argsort(-np.nan_to_num(fil[of]), kind="stable")
+    order = fi.valuation.ranking(np.nan_to_num(fil[of]))
     ids = trained.problem.train.ids
-    for clients, words in (
-      (order[:EXTREMES], "help most; without them the test loss would rise by"),
-      (
-        order[::-1][:EXTREMES],
-        "hurt most; without them the test loss would fall by",
-      ),
-    ):
-      sign = 1 if "rise" in words else -1
+    for sign, verb, move in ((1, "help", "rise"), (-1, "hurt", "fall")):
+      clients = order[::sign][:EXTREMES]
+      words = f"{verb} most; without them the test loss would {move} by"
       named_ = [
         f"{ids[k]} ({sign * fil[of][k]:.2e})"
         for k in clients

@@ -6,7 +6,6 @@ from timing.jsonl.
 """
 
 import contextlib
-import itertools
 import pathlib
 import signal
 import sys
@@ -24,6 +23,7 @@ from experiments import progress
 from experiments import workdir as workdirs
 import fedinf_jax as fi
 from fedinf_jax import rng
+from fedinf_jax import tree
 
 BLOCK_SECONDS = 0.5  # Rounds between two looks at the clock and at Ctrl-C.
 
@@ -85,7 +85,7 @@ def train(
     examined = np.array(rows)
   tracked = _tracked(problem, config, examined)
   evaluate = evaluations.evaluator(problem, examined)
-  layers = evaluations.layer_names(state.params)
+  layers = tree.names(state.params)
   if not (folder / "layers.csv").exists():
     header = "round,client,layer,estimator,error,norm"
     workdirs.append(folder / "layers.csv", header)
@@ -210,20 +210,19 @@ def _looks(rounds, every):
 @contextlib.contextmanager
 def _stop_asked():
   """Turns the first Ctrl-C (or SIGTERM) into a question that can be asked."""
-  seen = itertools.count()
   signals = (signal.SIGINT, signal.SIGTERM)
   before = [signal.getsignal(s) for s in signals]
-  state = {"asked": False}
+  asked = []
 
   def handle(number, frame):
-    if next(seen):  # Twice is once too often: as if there were no handler.
+    if asked:  # Twice is once too often: as if there were no handler.
       raise KeyboardInterrupt
-    state["asked"] = True
+    asked.append(number)
 
   try:
     for s in signals:
       signal.signal(s, handle)
-    yield lambda: state["asked"]
+    yield lambda: bool(asked)
   finally:
     for s, handler in zip(signals, before, strict=True):
       signal.signal(s, handler)
