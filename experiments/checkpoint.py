@@ -9,6 +9,7 @@ over for the one before.
 from collections.abc import Callable
 import hashlib
 import pathlib
+import sys
 from typing import Any
 from typing import NamedTuple
 
@@ -53,6 +54,9 @@ def checkpoints(folder: pathlib.Path, keep: set[int]) -> Checkpoints:
 
   def save(state, round_):
     leaves = jax.tree.leaves(jax.device_get(state))
+    # When one of orbax's writers fails, those beside it fail later, in threads
+    # of their own that print: what failed is raised here anyway.
+    sys.unraisablehook = lambda _: None
     try:
       manager.save(
         round_,
@@ -66,6 +70,7 @@ def checkpoints(folder: pathlib.Path, keep: set[int]) -> Checkpoints:
         f"the checkpoint of round {round_} cannot be saved in {folder}"
         f" ({_reason(error)})"
       ) from error
+    sys.unraisablehook = sys.__unraisablehook__
 
   def restore(like, rounds=None, warn=print):
     leaves, treedef = jax.tree.flatten(like)

@@ -23,16 +23,15 @@ def environment(cache=None):
   return env
 
 
-def start(binary, *arguments, cache=None, **options):
+def start(binary, *arguments, cache=None, prefix=()):
   return subprocess.run(
-    command(binary, *arguments),
+    [*prefix, *command(binary, *arguments)],
     cwd=ROOT,
     capture_output=True,
     text=True,
     timeout=400,
     check=False,
     env=environment(cache),
-    **options,
   )
 
 
