@@ -3,6 +3,7 @@
 import jax
 
 CHUNK_BYTES = 512 * 2**20  # What the temporaries of one chunk may take.
+CACHE_BYTES = 16 * 2**20  # About a processor's share of its last cache.
 
 
 def intermediate_bytes(function, *args) -> int:
@@ -25,7 +26,13 @@ def tree_bytes(tree) -> int:
 
 
 def chunk_size(num_rows: int, bytes_per_row: int) -> int:
-  """Returns how many rows to treat at once: even chunks within CHUNK_BYTES."""
+  """Returns how many rows to treat at once: even chunks within CHUNK_BYTES.
+
+  A row that fills a processor's cache keeps its cores busy, too: more of them
+  at once would only wait for memory.
+  """
+  if jax.default_backend() == "cpu" and bytes_per_row > CACHE_BYTES:
+    return 1
   fitting = max(1, CHUNK_BYTES // bytes_per_row)
   num_chunks = -(-num_rows // fitting)
   return -(-num_rows // num_chunks)

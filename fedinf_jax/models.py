@@ -9,14 +9,11 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedinf_jax import types
 
 # Widths of LEAF's own FEMNIST network: p = 6,603,710.
 LEAF_CNN = {"widths": (32, 64), "dense": 2048}
-
-MAX_BAND = 2**18  # Entries of the largest banded matrix a convolution makes.
 
 Activation = Callable[[jax.Array], jax.Array] | str | None
 
@@ -99,10 +96,12 @@ def cnn(
 
 def cross_entropy(logits, labels):
   """Returns -log softmax(logits)[label], [N]."""
+  # Classes first: vector units run along examples, not along a few classes.
   # A one-hot product: indexing would make the gradient a scatter.
-  return optax.softmax_cross_entropy(
-    logits, jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
-  )
+  z = logits.T
+  z = z - lax.stop_gradient(z.max(0, keepdims=True))
+  one_hot = jax.nn.one_hot(labels, len(z), axis=0, dtype=z.dtype)
+  return jnp.log(jnp.exp(z).sum(0)) - (one_hot * z).sum(0)
 
 
 def _classifier(module, input_shape):
@@ -117,7 +116,11 @@ def _activation(spec: Activation):
     if function is None:
       raise ValueError(f"activation {spec!r} is not a function of jax.nn")
     return function
-  return spec or (lambda a: a)
+  return spec or _identity
+
+
+def _identity(a):
+  return a
 
 
 def _dense(features, name):
@@ -126,78 +129,143 @@ def _dense(features, name):
   )
 
 
+def _kernel_and_bias(module, shape):
+  kernel = module.param("kernel", nn.initializers.glorot_uniform(), shape)
+  return kernel, module.param("bias", nn.initializers.zeros, shape[-1:])
+
+
 class _LogReg(nn.Module):
   num_classes: int
   activation: Callable[[jax.Array], jax.Array]
 
   @nn.compact
   def __call__(self, x):
-    return self.activation(_dense(self.num_classes, "dense")(x))
+    return self.activation(_ClassesFirst(self.num_classes, name="dense")(x)).T
+
+
+class _ClassesFirst(nn.Module):
+  """A dense layer with outputs [F, N].
+
+  The kernels of many models are then the rows of one product with the examples,
+  and what follows runs along examples.
+  """
+
+  features: int
+
+  @nn.compact
+  def __call__(self, x):
+    kernel, bias = _kernel_and_bias(self, (x.shape[1], self.features))
+    kernel, bias, x = nn.dtypes.promote_dtype(kernel, bias, x)
+    return lax.dot_general(kernel, x, (((0,), (1,)), ((), ()))) + bias[:, None]
 
 
 class _CNN(nn.Module):
   num_classes: int
-  widths: tuple[int, ...]
+  widths: tuple[int, int]
   dense: int
   activation: Callable[[jax.Array], jax.Array]
   pool: str
 
   @nn.compact
   def __call__(self, x):
-    for i, width in enumerate(self.widths):
-      x = nn.Conv(
-        width,
-        (5, 5),
-        strides=2 if self.pool == "stride" else 1,
-        kernel_init=nn.initializers.glorot_uniform(),
-        conv_general_dilated=_matmul_conv,
-        name=f"conv{i + 1}",
-      )(x)
-      x = self.activation(x)
-      if self.pool != "stride":
-        x = _halve(x, self.pool)
-    x = x.reshape(x.shape[0], -1)
+    n, h, w, c = x.shape
+    x = x.reshape(n, h // 2, 2, w // 2, 2, c).transpose(0, 1, 3, 2, 4, 5)
+    for i, (width, tile) in enumerate(zip(self.widths, (4, 2), strict=True)):
+      layer = _Conv(
+        width, tile, self.activation, self.pool, name=f"conv{i + 1}"
+      )
+      x = layer(x)
+    x = x.reshape(n, -1)
     x = self.activation(_dense(self.dense, "dense1")(x))
     return _dense(self.num_classes, "dense2")(x)
 
 
-def _halve(x, pool):
-  """Pools 2 × 2 windows from strided slices: any derivative of it is cheap."""
-  if pool == "max":
-    x = jnp.maximum(x[:, ::2], x[:, 1::2])
-    return jnp.maximum(x[:, :, ::2], x[:, :, 1::2])
-  n, h, w, c = x.shape
-  return x.reshape(n, h // 2, 2, w // 2, 2, c).mean((2, 4))
+class _Conv(nn.Module):
+  """A 5 × 5 convolution, its activation and the halving of both sides.
+
+  Images come and go in 2 × 2 blocks, [N, H/2, W/2, 2, 2, C]; `tile` of theirs
+  become one.
+  """
+
+  features: int
+  tile: int
+  activation: Callable[[jax.Array], jax.Array]
+  pool: str
+
+  @nn.compact
+  def __call__(self, x):
+    kernel, bias = _kernel_and_bias(self, (5, 5, x.shape[-1], self.features))
+    kernel, bias, x = nn.dtypes.promote_dtype(kernel, bias, x)
+    bias = bias.reshape(1, 1, 1, 1, 1, -1)
+    if self.pool == "stride":
+      return self.activation(
+        _tile_conv(x, kernel, self.tile, 2)[:, :, :, 0] + bias
+      )
+    x = _tile_conv(x, kernel, self.tile, 1)
+    if self.pool == "max" and self.activation in (jax.nn.relu, _identity):
+      # They never fall, so the largest stays the largest: pool first, and what
+      # follows has a quarter of the numbers.
+      return self.activation(_largest(x) + bias)
+    x = self.activation(x + bias[None])
+    return _largest(x) if self.pool == "max" else x.mean(3)
 
 
-def _matmul_conv(x, kernel, window_strides, padding, **unused):
-  """Convolves [N, H, W, I] with [h, w, I, O] as one matrix product.
+@jax.custom_jvp
+def _largest(x):
+  """Returns x.max(3). Of several that are the largest, the first one moves it.
+
+  jnp.max would have them share, which takes counting and dividing.
+  """
+  return x.max(3)
+
+
+@_largest.defjvp
+def _largest_jvp(primals, tangents):
+  (x,), (dx,) = primals, tangents
+  y = _largest(x)
+  first = jnp.full(y.shape, x.shape[3] - 1, jnp.int32)
+  for place in reversed(range(x.shape[3] - 1)):
+    first = jnp.where(x[:, :, :, place] == y, place, first)
+  place = lax.broadcasted_iota(jnp.int32, x.shape, 3)
+  return y, jnp.where(place == first[:, :, :, None], dx, 0).sum(3)
+
+
+def _tile_conv(x, kernel, tile, stride):
+  """Convolves blocks [N, H/2, W/2, 2, 2, C] as one matrix product.
 
   With many models at once (vmap over removals) a convolution becomes a grouped
-  one, slow on every backend; a product does not. Few channels make patches
-  times a kernel a product with a tiny side, so those are convolved along the
-  columns by a banded matrix instead: more operations, at a far higher rate.
+  one, slow on every backend; a product does not. Patches times a kernel would
+  be a product with a side of a few channels, so the outputs of a whole tile are
+  computed from the window they share: some more operations, at a far higher
+  rate, on far fewer copies of the input.
+
+  Args:
+    x: images in blocks.
+    kernel: [5, 5, C, F].
+    tile: side of the tiles, 2 or 4 pixels.
+    stride: 1 or 2, with the padding of "SAME".
+
+  Returns:
+    [N, H/tile, W/tile, Q, tile/2, tile/2, F]: with stride 1, Q = 4 are the places
+    in the 2 × 2 windows to pool; with stride 2, Q = 1.
   """
-  h, w, c, features = kernel.shape
-  n = x.shape[0]
-  sh, sw = window_strides
-  pads = lax.padtype_to_pads(x.shape[1:3], (h, w), window_strides, padding)
-  x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
-  width = x.shape[2]
-  rows = (x.shape[1] - h) // sh + 1
-  cols = (width - w) // sw + 1
-  stripes = [x[:, i : i + rows * sh : sh] for i in range(h)]
-  if h * width * c * cols * features <= MAX_BAND:
-    # band[i, o, k]: tap k of output column o reads input column i.
-    i, o, k = np.ogrid[:width, :cols, :w]
-    band = jnp.asarray(i == o * sw + k, kernel.dtype)
-    matrix = jnp.einsum("iok,hkcf->hicof", band, kernel)
-    matrix = matrix.reshape(h * width * c, cols * features)
-    left = jnp.stack(stripes, axis=2).reshape(n * rows, h * width * c)
-  else:
-    patches = [
-      a[:, :, j : j + cols * sw : sw] for a in stripes for j in range(w)
-    ]
-    left = jnp.stack(patches, axis=-2).reshape(n * rows * cols, h * w * c)
-    matrix = kernel.reshape(h * w * c, features)
-  return (left @ matrix).reshape(n, rows, cols, features)
+  n, h, w, _, _, c = x.shape
+  taps, features = kernel.shape[0], kernel.shape[3]
+  step = tile // 2  # All in blocks from here on; the padding is one.
+  side = step + 2
+  x = jnp.pad(x.reshape(n, h, w, 4 * c), ((0, 0), (1, 1), (1, 1), (0, 0)))
+  windows = [
+    x[:, i : i + h - step + 1 : step, j : j + w - step + 1 : step]
+    for i in range(side)
+    for j in range(side)
+  ]
+  left = jnp.concatenate(windows, -1).reshape(-1, side * side * 4 * c)
+  # band[i, q, o, k]: tap k of the output at place q of window o reads pixel i.
+  places = 2 // stride
+  i, q, o, k = np.ogrid[: 2 * side, :places, :step, :taps]
+  band = jnp.asarray(i == 2 * o + q + (stride - 1) + k, kernel.dtype)
+  matrix = jnp.einsum("iqok,jrpl,klcf->ijcqropf", band, band, kernel)
+  matrix = matrix.reshape(side, 2, side, 2, c, -1).transpose(0, 2, 1, 3, 4, 5)
+  product = left @ matrix.reshape(side * side * 4 * c, -1)
+  shape = n, h // step, w // step, places**2, step, step, features
+  return product.reshape(shape)

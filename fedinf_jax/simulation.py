@@ -94,8 +94,13 @@ def simulator(
   )
   if any(not e.curvature.uploads for e in estimators.values()):
     together = 1
+  client_bytes = _gradient_bytes(setup, params, data)
+  max_lanes = memory.chunk_size(fed.cohort_size, client_bytes)
   schedule = packing.schedule(
-    cohorts, data.num_examples, fed.batch_size, max_lanes=max(1, together)
+    cohorts,
+    data.num_examples,
+    fed.batch_size,
+    max_lanes=max(1, min(together, max_lanes)),
   )
   _, num_waves, lanes = schedule.clients.shape
   upload_chunk = _divisor(num_waves, upload_chunk or max(1, together // lanes))
@@ -116,7 +121,7 @@ def simulator(
     jax.random.key(seed),
   )
   if len(rows) and replay_chunk is None:
-    per_row = _replay_bytes(setup, params, data, lanes)
+    per_row = lanes * client_bytes + 4 * memory.tree_bytes(params)
     replay_chunk = memory.chunk_size(len(rows), per_row)
   advance = engine.advance(
     setup,
@@ -241,15 +246,14 @@ def _upload_bytes(setup, estimators, params, data):
   return memory.tree_bytes((uploads, sampled))
 
 
-def _replay_bytes(setup, params, data, lanes):
-  """Bounds the temporaries that one removal adds to a round of the replay."""
+def _gradient_bytes(setup, params, data):
+  """Bounds the temporaries of one local step of the largest client."""
   x, y = (
-    jax.ShapeDtypeStruct((lanes * setup.max_rows, *a.shape[1:]), a.dtype)
+    jax.ShapeDtypeStruct((setup.max_rows, *a.shape[1:]), a.dtype)
     for a in (data.x, data.y)
   )
   loss = lambda w, x, y: setup.model.loss(setup.model.apply(w, x), y).mean()
-  temporaries = memory.intermediate_bytes(jax.grad(loss), params, x, y)
-  return temporaries + 4 * memory.tree_bytes(params)
+  return memory.intermediate_bytes(jax.grad(loss), params, x, y)
 
 
 def _divisor(number, limit):
