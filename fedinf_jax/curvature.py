@@ -466,7 +466,9 @@ def _tangent_bytes(setup, client, params):
 
 def _map_removals(function, eps, row_bytes):
   num_rows = jax.tree.leaves(eps)[0].shape[0]
-  return tree.map_rows(function, eps, memory.chunk_size(num_rows, row_bytes))
+  return tree.map_rows(
+    function, eps, memory.models_at_once(num_rows, row_bytes)
+  )
 
 
 def _hessian_blocks(gradient, w, layerwise):

@@ -115,7 +115,8 @@ def advance(setup, estimators, sizes, replay_chunk, upload_chunk):
     if estimators:
       updates = jax.tree.map(lambda a, w: a - w[None], local, state.params)
       flat = shares.reshape(len(shares), -1)
-      combinatorial = influence.combinatorial(flat, base, updates)
+      hits = inputs.hits[t]
+      combinatorial = influence.combinatorial(flat[hits], base, updates)
       change = jax.tree.map(jnp.subtract, state.params, params)
       empty = flat.sum(1) == 0
       ended = {
@@ -126,6 +127,7 @@ def advance(setup, estimators, sizes, replay_chunk, upload_chunk):
           combinatorial,
           empty,
           change,
+          hits,
         )
         for name, e in estimators.items()
       }

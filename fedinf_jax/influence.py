@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from fedinf_jax import curvature as curvatures
 from fedinf_jax import fedavg
 from fedinf_jax import guards
+from fedinf_jax import memory
 from fedinf_jax import propagation
 from fedinf_jax import tree
 from fedinf_jax import types
@@ -86,8 +87,10 @@ def estimator(
 
   Returns:
     An `Estimator`. One round on a server is `update(setup, state,
-    participants, round_, updates, change)`, where `updates` are
-    w_{t,m}^k − w_{t-1} (leaves [B, ...]) and `change` is w_{t-1} − w_t.
+    participants, round_, updates, change, hits)`, where `updates` are
+    w_{t,m}^k − w_{t-1} (leaves [B, ...]) and `change` is w_{t-1} − w_t. `hits`
+    (int [H], filled up with R) may name the removals that the cohort touches:
+    the others then share their work.
   """
   fine = guard.per == "participant"
 
@@ -121,37 +124,52 @@ def estimator(
       curvature.uploads
       and isinstance(report, curvatures.Rows)
       and setup.eta is not None
-      and propagation.is_compact(report, shares.shape[0])
+      and propagation.is_compact(report, blocks, len(shares), fine)
     )
     if not compact:
       return _absorb_one_by_one(setup, eps, square, so_far, participants)
 
-    flat = [a.reshape(a.shape[0], -1) for a in leaves]
-    grown = [None] * len(leaves)  # [R, b] of each layer
-    if fine:
-      before = so_far.dropped.at[:, slots].get(mode="fill", fill_value=False)
-
-    def keep(gain, block):
-      size = sum(square[:, j] for j in block)[:, None]
-      for j in block:
-        grown[j] = guards.grows(guard, gain, size) & (shares > 0)
-      return ~(grown[block[0]] | before[:, :, block[0]])
-
-    lost = propagation.rows_lost(
-      report, flat, shares, blocks, keep if fine else None, base, hits
+    grams = propagation.gram_matrices(report, blocks, whole=fine)
+    chunk = memory.chunk_size(
+      len(shares), _row_bytes(report, blocks, len(shares), fine, hits)
     )
-    lost = [a.reshape(b.shape) for a, b in zip(lost, leaves, strict=True)]
-    lost = jax.tree.map(jnp.add, so_far.lost, treedef.unflatten(lost))
-    if not fine:
-      return so_far._replace(lost=lost)
-    grown = jnp.stack(grown, 2)  # [R, b, L]
-    out = grown | before
-    return Sequential(
-      lost,
-      so_far.missing + jnp.where(out, shares[:, :, None], 0).sum(1),
-      so_far.tripped | (grown & ~before).any(1),
-      so_far.dropped.at[:, slots].max(out, mode="drop"),
-    )
+    if chunk < len(shares):
+      hits = None
+
+    def add(so_far, rows):
+      eps, square, shares = rows
+      flat = [a.reshape(a.shape[0], -1) for a in jax.tree.leaves(eps)]
+      grown = [None] * len(flat)  # [R, b] of each layer
+      if fine:
+        before = so_far.dropped.at[:, slots].get(mode="fill", fill_value=False)
+
+      def keep(gain, block):
+        size = sum(square[:, j] for j in block)[:, None]
+        for j in block:
+          grown[j] = guards.grows(guard, gain, size) & (shares > 0)
+        return ~(grown[block[0]] | before[:, :, block[0]])
+
+      lost = propagation.rows_lost(
+        report, grams, flat, shares, blocks, keep if fine else None, base, hits
+      )
+      lost = jax.tree.map(
+        lambda a, b: a + b.reshape(a.shape),
+        so_far.lost,
+        treedef.unflatten(lost),
+      )
+      if not fine:
+        return so_far._replace(lost=lost)
+      out = jnp.stack(grown, 2)  # [R, b, L]
+      tripped = so_far.tripped | (out & ~before).any(1)
+      out = out | before
+      return Sequential(
+        lost,
+        so_far.missing + jnp.where(out, shares[:, :, None], 0).sum(1),
+        tripped,
+        so_far.dropped.at[:, slots].max(out, mode="drop"),
+      )
+
+    return tree.update_rows(add, so_far, (eps, square, shares), chunk)
 
   def _absorb_one_by_one(setup, eps, square, so_far, participants):
     """The same for any curvature, one participant after another."""
@@ -186,16 +204,17 @@ def estimator(
     )
     return lax.scan(one, so_far, inputs)[0]
 
-  def end(state, so_far, round_, combinatorial, empty, change):
+  def end(state, so_far, round_, combinatorial, empty, change, hits=None):
     """Closes the round: examines, truncates, adds combinatorial influence.
 
     Args:
       state: before the round.
       so_far: the sequential influence of all participants.
       round_: [] 1-based.
-      combinatorial: leaves [R, ...].
+      combinatorial: leaves [R, ...]; of `hits` alone, [H, ...], if given.
       empty: bool [R], removals whose cohort is empty.
       change: w_{t-1} − w_t.
+      hits: int [H], the removals that the round misses, filled up with R.
     """
     num_layers = state.growth.shape[1]
     blocks = curvatures.layer_blocks(num_layers, curvature.layerwise)
@@ -234,28 +253,39 @@ def estimator(
       jnp.maximum(state.growth, ratio),
       state.growth,
     )
-    eps = jax.tree.map(jnp.add, _select_layers(gone, sequential), combinatorial)
     # C_t \ r is empty: the counterfactual round is skipped.
     skipped = jax.tree.map(lambda e, d: e + d[None], state.eps, change)
-    eps = tree.select(empty, skipped, eps)
+    eps = tree.select(empty, skipped, _select_layers(gone, sequential))
+    if hits is None:
+      hits = jnp.arange(len(empty))
+    # They alone have combinatorial influence: no R × P sum of zeros.
+    eps = jax.tree.map(
+      lambda e, c: e.at[hits].add(c, mode="drop"),
+      eps,
+      tree.select(
+        empty[hits], jax.tree.map(jnp.zeros_like, combinatorial), combinatorial
+      ),
+    )
     dropped = so_far.dropped
     return EstimatorState(eps, truncated_at, nonfinite_at, growth, dropped)
 
-  def update(setup, state, participants, round_, updates, change):
+  def update(setup, state, participants, round_, updates, change, hits=None):
     if not curvature.uploads:
       raise ValueError(
         f"{curvature.name} has nothing that a client could upload; it works in"
         " `simulate` only"
       )
     _check_report(participants, state.eps)
-    so_far = absorb(setup, state.eps, begin(state), participants)
+    so_far = absorb(setup, state.eps, begin(state), participants, hits)
+    shares = participants.shares if hits is None else participants.shares[hits]
     return end(
       state,
       so_far,
       round_,
-      combinatorial(participants.shares, participants.base, updates),
+      combinatorial(shares, participants.base, updates),
       participants.shares.sum(1) == 0,
       change,
+      hits,
     )
 
   return Estimator(init, update, begin, absorb, end, curvature, guard)
@@ -293,6 +323,19 @@ def combinatorial(shares, base, updates):
     lambda a: jnp.tensordot(differences, a, 1, precision=lax.Precision.HIGHEST),
     updates,
   )
+
+
+def _row_bytes(report, blocks, num_removals, fine, hits):
+  """Bounds the temporaries that a removal adds to `propagation.rows_lost`."""
+  leaves = jax.tree.leaves(report.rows)
+  b, steps, rows, _ = leaves[0].shape
+  numbers = sum(a.shape[3] for a in leaves)
+  for block in blocks:
+    if fine or not propagation.explicit_is_cheaper(
+      report, block, num_removals, hits
+    ):
+      numbers += 4 * b * steps * rows  # u, c and what they are made of.
+  return numbers * leaves[0].dtype.itemsize
 
 
 def _check_report(participants, eps):

@@ -26,13 +26,18 @@ def tree_bytes(tree) -> int:
 
 
 def chunk_size(num_rows: int, bytes_per_row: int) -> int:
-  """Returns how many rows to treat at once: even chunks within CHUNK_BYTES.
-
-  A row that fills a processor's cache keeps its cores busy, too: more of them
-  at once would only wait for memory.
-  """
-  if jax.default_backend() == "cpu" and bytes_per_row > CACHE_BYTES:
-    return 1
+  """Returns how many rows to treat at once: even chunks within CHUNK_BYTES."""
   fitting = max(1, CHUNK_BYTES // bytes_per_row)
   num_chunks = -(-num_rows // fitting)
   return -(-num_rows // num_chunks)
+
+
+def models_at_once(num_models: int, bytes_per_model: int) -> int:
+  """Returns how many models to run at once.
+
+  One that fills a processor's cache keeps its cores busy, too: more of them
+  would only wait for memory.
+  """
+  if jax.default_backend() == "cpu" and bytes_per_model > CACHE_BYTES:
+    return 1
+  return chunk_size(num_models, bytes_per_model)

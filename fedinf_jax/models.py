@@ -130,8 +130,10 @@ def _dense(features, name):
 
 
 def _kernel_and_bias(module, shape):
-  kernel = module.param("kernel", nn.initializers.glorot_uniform(), shape)
-  return kernel, module.param("bias", nn.initializers.zeros, shape[-1:])
+  # float32 as in Flax's own layers: the draws must not depend on x64.
+  kernel = nn.initializers.glorot_uniform(), shape, jnp.float32
+  bias = nn.initializers.zeros, shape[-1:], jnp.float32
+  return module.param("kernel", *kernel), module.param("bias", *bias)
 
 
 class _LogReg(nn.Module):
@@ -246,8 +248,8 @@ def _tile_conv(x, kernel, tile, stride):
     stride: 1 or 2, with the padding of "SAME".
 
   Returns:
-    [N, H/tile, W/tile, Q, tile/2, tile/2, F]: with stride 1, Q = 4 are the places
-    in the 2 × 2 windows to pool; with stride 2, Q = 1.
+    [N, H/tile, W/tile, Q, tile/2, tile/2, F]: with stride 1, Q = 4 are the
+    places in the 2 × 2 windows to pool; with stride 2, Q = 1.
   """
   n, h, w, _, _, c = x.shape
   taps, features = kernel.shape[0], kernel.shape[3]

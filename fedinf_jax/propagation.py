@@ -20,12 +20,36 @@ from fedinf_jax import curvature
 
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
+# An operation of the recursion, whose products have a side of S, costs as much
+# as so many here (`python -m experiments.bench` measures both).
+SKINNY = 2
+
 # (gain [R, b], block) -> which participants' terms to keep, bool [R, b].
 Keep = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 
+def gram_matrices(
+  report: curvature.Rows, blocks: list[tuple[int, ...]], whole: bool
+) -> list[jax.Array]:
+  """Returns the products of rows with rows that each block needs, [b, q, q].
+
+  Args:
+    report: participants' reports, rows with leaves [b, M, S, P_j].
+    blocks: which layers belong together.
+    whole: GGᵀ; otherwise only later steps with earlier ones: all of L, without
+      the first step's rows and the last step's columns.
+  """
+  skip = 0 if whole else jax.tree.leaves(report.rows)[0].shape[2]
+  products = [
+    _einsum("kqp,ksp->kqs", a[:, skip:], a[:, : a.shape[1] - skip])
+    for a in _stacked(report)
+  ]
+  return [sum(products[j] for j in block) for block in blocks]
+
+
 def rows_lost(
   report: curvature.Rows,
+  grams: list[jax.Array],
   eps: list[jax.Array],
   shares: jax.Array,
   blocks: list[tuple[int, ...]],
@@ -37,6 +61,7 @@ def rows_lost(
 
   Args:
     report: their reports, rows with leaves [b, M, S, P_j].
+    grams: of the report; whole ones with `keep`.
     eps: ε, leaves [R, P_j].
     shares: a_{r,k}, [R, b].
     blocks: which layers belong together.
@@ -48,22 +73,22 @@ def rows_lost(
     Leaves [R, P_j].
   """
   lost = [None] * len(eps)
-  rows = jax.tree.leaves(report.rows)
-  for block in blocks:
-    g = [
-      rows[j].reshape(rows[j].shape[0], -1, rows[j].shape[-1]) for j in block
-    ]
+  rows = _stacked(report)
+  step_rows = jax.tree.leaves(report.rows)[0].shape[2]
+  for block, gram in zip(blocks, grams, strict=True):
+    g = [rows[j] for j in block]
     e = [eps[j] for j in block]
-    b, n, _ = g[0].shape
-    gram = sum(_einsum("kqp,ksp->kqs", a, a) for a in g)
     factor = None
     if report.factor is not None:
-      factor = report.factor.reshape(b, n)
-    solve = functools.partial(_solve, gram, factor, rows[block[0]].shape[2])
+      factor = report.factor.reshape(g[0].shape[:2])
+    earlier = gram
+    if keep is not None:
+      earlier = gram[:, step_rows:, : gram.shape[2] - step_rows]
+    solve = functools.partial(_solve, earlier, factor, step_rows)
     direct = functools.partial(
       _direct, g, gram, solve, keep and functools.partial(keep, block=block)
     )
-    if keep is None and hits is not None and _explicit_is_cheaper(g, e, hits):
+    if keep is None and explicit_is_cheaper(report, block, len(shares), hits):
       out = _explicit(g, solve, e, base)
       own = direct([a[hits] for a in e], shares[hits])
       out = [
@@ -76,39 +101,80 @@ def rows_lost(
   return lost
 
 
-def is_compact(report: curvature.Rows, num_removals: int) -> bool:
-  """Says whether the form above is worth its Gram matrices.
+def is_compact(
+  report: curvature.Rows,
+  blocks: list[tuple[int, ...]],
+  num_removals: int,
+  whole: bool,
+) -> bool:
+  """Says whether the form above beats the step-by-step recursion.
 
-  They cost 2n²P of n rows a participant, the products 4nPR: from n = R on, the
-  step-by-step recursion is the better choice.
+  Per participant with n rows, S of them a step: both take 4nPR for the products
+  with ε. On top come Gram matrices and, for each block, the substitution; with
+  few removals those outweigh the better shape of the products.
   """
-  _, steps, rows, _ = jax.tree.leaves(report.rows)[0].shape
-  return steps * rows <= num_removals
+  leaves = jax.tree.leaves(report.rows)
+  _, steps, rows, _ = leaves[0].shape
+  n, p = steps * rows, sum(a.shape[3] for a in leaves)
+  q = n if whole else n - rows
+  products = 4 * n * p * num_removals
+  grams = 2 * q * q * p
+  substitution = 2 * n * (n - rows + (n if whole else 0)) * num_removals
+  extra = grams + len(blocks) * substitution
+  return products + extra <= SKINNY * products
 
 
-def _solve(gram, factor, step_rows, u):
+def explicit_is_cheaper(
+  report: curvature.Rows,
+  block: tuple[int, ...],
+  num_removals: int,
+  hits: jax.Array | None,
+) -> bool:
+  """Counts operations, for R removals of which H have weights of their own."""
+  if hits is None:
+    return False
+  rows = jax.tree.leaves(report.rows)
+  b, steps, step_rows, _ = rows[0].shape
+  n, p = steps * step_rows, sum(rows[j].shape[3] for j in block)
+  direct = lambda r: b * n * (4 * p + n) * r
+  explicit = b * n * (n * p + 2 * p * p) + 2 * p * p * num_removals
+  return explicit + direct(len(hits)) < direct(num_removals)
+
+
+def _stacked(report):
+  """Returns the rows of all steps as one matrix a participant, [b, n, P_j]."""
+  return [
+    a.reshape(a.shape[0], -1, a.shape[-1]) for a in jax.tree.leaves(report.rows)
+  ]
+
+
+def _solve(earlier, factor, step_rows, u):
   """Returns c = (I + D L)⁻¹ D u for u [b, n, R], step after step.
 
   c_i = D_i (u_i − Σ_{j<i} G_i G_jᵀ c_j): the σ recursion, in the space of rows.
   """
-  b, n, width = u.shape
-  steps = n // step_rows
+  b, n, _ = u.shape
+  weighted = u if factor is None else factor[:, :, None] * u
+  if n == step_rows:
+    return weighted
+  steps = n // step_rows - 1  # The first has none before it.
   split = lambda a: jnp.moveaxis(a.reshape(b, steps, step_rows, -1), 1, 0)
 
   def forward(c, step):
-    i, gram_i, u_i, factor_i = step
-    c_i = u_i - _einsum("kqs,ksr->kqr", gram_i, c)  # Later rows of c are zero.
-    if factor_i is not None:
-      c_i = factor_i * c_i
+    i, gram_i, weighted_i, factor_i = step
+    # Later rows of c are zero.
+    back = _einsum("kqs,ksr->kqr", gram_i, c[:, : n - step_rows])
+    c_i = weighted_i - (back if factor_i is None else factor_i * back)
     return lax.dynamic_update_slice_in_dim(c, c_i, i * step_rows, 1), None
 
+  first = jnp.pad(weighted[:, :step_rows], ((0, 0), (0, n - step_rows), (0, 0)))
   inputs = (
-    jnp.arange(steps),
-    split(gram),
-    split(u),
-    None if factor is None else split(factor),
+    jnp.arange(1, steps + 1),
+    split(earlier),
+    split(weighted[:, step_rows:]),
+    None if factor is None else split(factor[:, step_rows:, None]),
   )
-  return lax.scan(forward, jnp.zeros((b, n, width), u.dtype), inputs)[0]
+  return lax.scan(forward, first, inputs)[0]
 
 
 def _direct(g, gram, solve, keep, e, shares):
@@ -129,12 +195,3 @@ def _explicit(g, solve, e, base):
   g, e = jnp.concatenate(g, axis=2), jnp.concatenate(e, axis=1)
   lost = _einsum("kqp,kqs->ps", g * base[:, None, None], solve(g))
   return jnp.split(_einsum("rs,ps->rp", e, lost), ends, axis=1)
-
-
-def _explicit_is_cheaper(g, e, hits):
-  """Counts operations, for R removals of which H have weights of their own."""
-  b, n, _ = g[0].shape
-  p = sum(a.shape[2] for a in g)
-  direct = lambda r: b * n * (4 * p + n) * r
-  explicit = b * n * (n * p + 2 * p * p) + 2 * p * p * e[0].shape[0]
-  return explicit + direct(len(hits)) < direct(e[0].shape[0])

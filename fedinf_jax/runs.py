@@ -87,7 +87,7 @@ class Run:
     x, y = jnp.asarray(x), jnp.asarray(y)
     per_row = memory.intermediate_bytes(self.model.apply, self.params, x)
     per_row += memory.tree_bytes(self.params)
-    chunk = memory.chunk_size(jax.tree.leaves(eps)[0].shape[0], per_row)
+    chunk = memory.models_at_once(jax.tree.leaves(eps)[0].shape[0], per_row)
     without, present, moved = _scores(
       self.params, eps, x, y, model=self.model, metric=metric, chunk=chunk
     )

@@ -95,7 +95,7 @@ def simulator(
   if any(not e.curvature.uploads for e in estimators.values()):
     together = 1
   client_bytes = _gradient_bytes(setup, params, data)
-  max_lanes = memory.chunk_size(fed.cohort_size, client_bytes)
+  max_lanes = memory.models_at_once(fed.cohort_size, client_bytes)
   schedule = packing.schedule(
     cohorts,
     data.num_examples,
@@ -122,7 +122,7 @@ def simulator(
   )
   if len(rows) and replay_chunk is None:
     per_row = lanes * client_bytes + 4 * memory.tree_bytes(params)
-    replay_chunk = memory.chunk_size(len(rows), per_row)
+    replay_chunk = memory.models_at_once(len(rows), per_row)
   advance = engine.advance(
     setup,
     tuple(estimators.items()),

@@ -44,6 +44,8 @@ def map_rows(function, rows, chunk):
   Rows of a chunk are vmapped; chunks follow one another, to bound memory.
   """
   num_rows = jax.tree.leaves(rows)[0].shape[0]
+  if chunk == 1:  # An axis of length one costs transpositions.
+    return lax.map(function, rows)
   together = jax.vmap(function)
   if num_rows <= chunk:
     return together(rows)
@@ -53,6 +55,29 @@ def map_rows(function, rows, chunk):
   split = lambda a: fill(a).reshape(-1, chunk, *a.shape[1:])
   mapped = lax.map(together, jax.tree.map(split, rows))
   return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:num_rows], mapped)
+
+
+def update_rows(function, rows, inputs, chunk):
+  """Replaces rows (leaves [R, ...]) by function(rows, inputs), in place.
+
+  `chunk` of them at a time, so that only a chunk's results are held twice.
+  """
+  num_rows = jax.tree.leaves(rows)[0].shape[0]
+  if num_rows <= chunk:
+    return function(rows, inputs)
+
+  def body(i, rows):
+    start = jnp.minimum(i * chunk, num_rows - chunk)
+    take = lambda a: lax.dynamic_slice_in_dim(a, start, chunk)
+    old = jax.tree.map(take, rows)
+    new = function(old, jax.tree.map(take, inputs))
+    # The last chunk reaches back into the one before.
+    done = start + jnp.arange(chunk) < i * chunk
+    new = select(done, old, new)
+    put = lambda a, b: lax.dynamic_update_slice_in_dim(a, b, start, 0)
+    return jax.tree.map(put, rows, new)
+
+  return lax.fori_loop(0, -(-num_rows // chunk), body, rows)
 
 
 def names(tree):

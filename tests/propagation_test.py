@@ -57,15 +57,18 @@ def test_every_association_gives_the_same(num_removals, layerwise, factor):
   report, eps, shares, base, blocks = make(num_removals, factor, layerwise)
   expected, gains = literal(report, eps, shares, blocks)
   hits = jnp.array([1, 4, num_removals])  # The last one is filling.
+  grams = propagation.gram_matrices(report, blocks, whole=False)
   for extra in ({}, {"base": base, "hits": hits}):
     lost = propagation.rows_lost(
-      report, eps, jnp.asarray(shares), blocks, **extra
+      report, grams, eps, jnp.asarray(shares), blocks, **extra
     )
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), lost, expected
     )
-  g = [r.reshape(B, M * S, -1) for r in report.rows]
-  cheaper = propagation._explicit_is_cheaper(g, eps, hits)
+  everything = tuple(range(len(eps)))
+  cheaper = propagation.explicit_is_cheaper(
+    report, everything, num_removals, hits
+  )
   assert cheaper == (num_removals == 400)  # Both ways were taken above.
 
   threshold, seen = 0.1, {}
@@ -74,7 +77,10 @@ def test_every_association_gives_the_same(num_removals, layerwise, factor):
     seen[block] = gain
     return gain <= threshold
 
-  lost = propagation.rows_lost(report, eps, jnp.asarray(shares), blocks, keep)
+  grams = propagation.gram_matrices(report, blocks, whole=True)
+  lost = propagation.rows_lost(
+    report, grams, eps, jnp.asarray(shares), blocks, keep
+  )
   expected, _ = literal(report, eps, shares, blocks, keep=threshold)
   for block, gain in gains.items():
     np.testing.assert_allclose(seen[block], gain, atol=1e-12)
