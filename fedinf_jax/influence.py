@@ -124,7 +124,7 @@ def estimator(
       curvature.uploads
       and isinstance(report, curvatures.Rows)
       and setup.eta is not None
-      and propagation.is_compact(report, blocks, len(shares), fine)
+      and propagation.is_compact(report, blocks, len(shares), fine, hits)
     )
     if not compact:
       return _absorb_one_by_one(setup, eps, square, so_far, participants)

@@ -40,10 +40,9 @@ def gram_matrices(
       the first step's rows and the last step's columns.
   """
   skip = 0 if whole else jax.tree.leaves(report.rows)[0].shape[2]
-  products = [
-    _einsum("kqp,ksp->kqs", a[:, skip:], a[:, : a.shape[1] - skip])
-    for a in _stacked(report)
-  ]
+  # One participant after another: batched, so long a sum is three times slower.
+  one = lambda a: _einsum("qp,sp->qs", a[skip:], a[: len(a) - skip])
+  products = [lax.map(one, a) for a in _stacked(report)]
   return [sum(products[j] for j in block) for block in blocks]
 
 
@@ -106,22 +105,24 @@ def is_compact(
   blocks: list[tuple[int, ...]],
   num_removals: int,
   whole: bool,
+  hits: jax.Array | None = None,
 ) -> bool:
   """Says whether the form above beats the step-by-step recursion.
 
-  Per participant with n rows, S of them a step: both take 4nPR for the products
-  with ε. On top come Gram matrices and, for each block, the substitution; with
-  few removals those outweigh the better shape of the products.
+  Both take 4nPR a participant of n rows for the products with ε. On top come
+  Gram matrices and, for each block, the substitution; with few removals those
+  outweigh the better shape of the products.
   """
-  leaves = jax.tree.leaves(report.rows)
-  _, steps, rows, _ = leaves[0].shape
-  n, p = steps * rows, sum(a.shape[3] for a in leaves)
-  q = n if whole else n - rows
-  products = 4 * n * p * num_removals
-  grams = 2 * q * q * p
-  substitution = 2 * n * (n - rows + (n if whole else 0)) * num_removals
-  extra = grams + len(blocks) * substitution
-  return products + extra <= SKINNY * products
+  total = recursion = 0
+  for block in blocks:
+    b, n, step_rows, p = _sizes(report, block)
+    q = n if whole else n - step_rows
+    ways = [_direct_operations(report, block, num_removals, whole)]
+    if not whole and hits is not None:
+      ways.append(_explicit_operations(report, block, num_removals, hits))
+    total += b * 2 * q * q * p + min(ways)
+    recursion += b * 4 * n * p * num_removals
+  return total <= SKINNY * recursion
 
 
 def explicit_is_cheaper(
@@ -130,15 +131,30 @@ def explicit_is_cheaper(
   num_removals: int,
   hits: jax.Array | None,
 ) -> bool:
-  """Counts operations, for R removals of which H have weights of their own."""
-  if hits is None:
-    return False
+  """Says whether to make M itself, P × P, for all removals but the hits."""
+  return hits is not None and _explicit_operations(
+    report, block, num_removals, hits
+  ) < _direct_operations(report, block, num_removals, whole=False)
+
+
+def _direct_operations(report, block, num_removals, whole):
+  b, n, step_rows, p = _sizes(report, block)
+  substitution = 2 * n * (n - step_rows + (n if whole else 0))
+  return b * (4 * n * p + substitution) * num_removals
+
+
+def _explicit_operations(report, block, num_removals, hits):
+  b, n, step_rows, p = _sizes(report, block)
+  matrix = b * 2 * n * p * (n - step_rows + p)
+  own = _direct_operations(report, block, len(hits), whole=False)
+  return matrix + 2 * p * p * num_removals + own
+
+
+def _sizes(report, block):
+  """Returns b, n, S and the block's P."""
   rows = jax.tree.leaves(report.rows)
   b, steps, step_rows, _ = rows[0].shape
-  n, p = steps * step_rows, sum(rows[j].shape[3] for j in block)
-  direct = lambda r: b * n * (4 * p + n) * r
-  explicit = b * n * (n * p + 2 * p * p) + 2 * p * p * num_removals
-  return explicit + direct(len(hits)) < direct(num_removals)
+  return b, steps * step_rows, step_rows, sum(rows[j].shape[3] for j in block)
 
 
 def _stacked(report):

@@ -265,13 +265,15 @@ def _slots(cohorts, num_clients):
   """Numbers the clients that take part more than once.
 
   Only for them does a guard have to remember anything. The others, and nobody,
-  get the first number that is not taken.
+  get the first number that is not taken. (One place is there even for nobody:
+  JAX does not read from an axis of length zero.)
   """
   times = np.bincount(cohorts.ravel(), minlength=num_clients + 1)
   again = np.flatnonzero(times > 1)
-  slots = np.full(num_clients + 1, len(again), np.int32)
+  num_slots = max(1, len(again))
+  slots = np.full(num_clients + 1, num_slots, np.int32)
   slots[again] = np.arange(len(again))
-  return slots, len(again)
+  return slots, num_slots
 
 
 def _hits(mask, cohorts):
