@@ -1,0 +1,93 @@
+r"""How fast, and in how much memory? Against this machine's own limit.
+
+python -m experiments.bench --json=bench.json
+
+Each workload runs in a process of its own, which first measures how fast the
+machine multiplies matrices; ratios are within that process. Seconds are the
+least of several repeats. With fedjax installed
+(pip install -r requirements-fedjax.txt) the comparison with it is made, too.
+Two idle cores: about 15 minutes; --workloads=setting1 takes one.
+"""
+
+import json
+import math
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from absl import flags
+from rich import console
+from rich import table
+
+from experiments import bench_workloads
+from experiments import launch
+from experiments import workdir
+
+_JSON = flags.DEFINE_string("json", None, "Where to write what was measured.")
+_WORKLOADS = flags.DEFINE_list(
+  "workloads", list(bench_workloads.WORKLOADS), "Which to run."
+)
+_SCALE = flags.DEFINE_float("scale", 1.0, "Below 1: fewer clients and images.")
+
+
+def main(argv):
+  """Runs the workloads, writes the numbers and shows them."""
+  del argv
+  for name in _WORKLOADS.value:
+    if name not in bench_workloads.WORKLOADS:
+      known = ", ".join(bench_workloads.WORKLOADS)
+      raise ValueError(f"--workloads: {name!r} is unknown; there are {known}")
+  if not 0 < _SCALE.value <= 1:
+    raise ValueError("--scale must be above 0 and at most 1")
+  screen = console.Console()
+  if len(_WORKLOADS.value) == 1:
+    (name,) = _WORKLOADS.value
+    say = lambda text: screen.print(f"{name}: {text}", style="dim")
+    found = {name: bench_workloads.measure(name, _SCALE.value, say)}
+  else:
+    found = {}
+    for name in _WORKLOADS.value:
+      found |= _in_its_own_process(name)
+      _write(found)
+  _write(found)
+  screen.print(_table(found))
+
+
+def _in_its_own_process(name):
+  """Runs one workload: its peak of memory is then its own."""
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / "bench.json"
+    command = [sys.executable, "-m", "experiments.bench", f"--json={path}"]
+    options = [f"--workloads={name}", f"--scale={_SCALE.value}"]
+    done = subprocess.run([*command, *options], check=False)
+    if done.returncode:
+      raise OSError(f"the workload {name} ended with code {done.returncode}")
+    return json.loads(path.read_text())["workloads"]
+
+
+def _write(found):
+  if _JSON.value:
+    text = json.dumps({"workloads": found}, indent=2) + "\n"
+    workdir.write(pathlib.Path(_JSON.value), text)
+
+
+def _table(found):
+  """Returns a row for each number and a column for each workload."""
+  shown = table.Table(*["", *found])
+  fields = dict.fromkeys(f for numbers in found.values() for f in numbers)
+  for field in fields:
+    cells = [numbers.get(field) for numbers in found.values()]
+    shown.add_row(field, *["" if c is None else _digits(c) for c in cells])
+  return shown
+
+
+def _digits(number):
+  """Writes a number with three digits that count."""
+  if number == 0 or not math.isfinite(number):
+    return str(number)
+  return f"{number:.{max(0, 2 - math.floor(math.log10(abs(number))))}f}"
+
+
+if __name__ == "__main__":
+  launch.run(main)

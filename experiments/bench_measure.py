@@ -1,0 +1,176 @@
+"""Times what `experiments.bench` compares."""
+
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import estimators as named
+import fedinf_jax as fi
+from fedinf_jax import checks
+from fedinf_jax import curvature
+from fedinf_jax import influence
+
+REPEATS = 3
+SECONDS = 2.0  # Fast rounds are timed together, for about this long.
+# The sizes at which growth is fitted: R is several times m N_s, and P large
+# enough that rows act on ε directly.
+SIZES = {"K": 600, "P": 2005, "m": 2, "N_s": 12}
+COHORT = 8
+FACTORS = (1, 2, 4)
+
+
+class Seconds(NamedTuple):
+  """What a program took."""
+
+  compile: float  # its first call, less a later one
+  round: float
+
+
+class Federation:
+  """A model, its clients and how they train."""
+
+  def __init__(self, model, data, fed):
+    self.model, self.data, self.fed = model, data, fed
+    self.cohorts = checks.cohorts(None, data, fed, 0)
+    # Every round has the same cohort: what differs in time is not the work.
+    self.cohorts[:] = self.cohorts[0]
+    counts = data.num_examples[self.cohorts[0]]
+    self.examples = int(counts.sum()) * fed.local_steps  # that a round sees
+
+  def seconds(self, **options) -> Seconds:
+    """Times rounds of `fi.simulator` with such options."""
+    init, step = fi.simulator(
+      self.model, self.data, self.fed, cohorts=self.cohorts, **options
+    )
+    started = time.perf_counter()
+    state = jax.block_until_ready(step(init()))
+    first = time.perf_counter() - started
+    left, least = self.fed.rounds - 1, np.inf
+    rounds = 1
+    for _ in range(REPEATS):
+      if left < rounds:
+        break
+      started = time.perf_counter()
+      state = jax.block_until_ready(step(state, rounds))
+      took = (time.perf_counter() - started) / rounds
+      least, left = min(least, took), left - rounds
+      rounds = max(
+        1, min(int(SECONDS / took), (self.fed.rounds - 2) // REPEATS)
+      )
+    return Seconds(first - least, least)
+
+
+def gemm_peak(side: int = 2048) -> float:
+  """Returns the Gflop/s of a large product of float32 matrices."""
+  ones = jnp.ones((side, side), jnp.float32)
+  return 2 * side**3 / least_seconds(jax.jit(jnp.matmul), ones, ones) / 1e9
+
+
+def sigma(federation: Federation, estimator: str, peak: float) -> dict:
+  """Times the propagation of every ε alone, on uploads made up at random.
+
+  Counts the σ recursion's operations, 4 m N_s P for each participant and ε,
+  whatever form the estimator takes: above the peak, it takes fewer.
+  """
+  fed, data = federation.fed, federation.data
+  most = int(data.num_examples[federation.cohorts[0]].max())
+  samples = min(50, most)
+  params = jax.eval_shape(federation.model.init, jax.random.key(0))
+  size = sum(a.size for a in jax.tree.leaves(params))
+  # A participant's upload may be gigabytes: then they come one at a time.
+  upload = 4 * fed.local_steps * samples * size
+  together = max(1, min(fed.cohort_size, 2**30 // upload))
+  propagate, args = _propagation(
+    params, data.num_clients, together, fed.local_steps, samples, estimator
+  )
+  seconds = least_seconds(propagate, *args)
+  rows = together * fed.local_steps * samples
+  gflops = 4 * rows * size * data.num_clients / seconds / 1e9
+  return {"sigma_gflops": gflops, "sigma_fraction_of_peak": gflops / peak}
+
+
+def exponents(scale: float, say) -> dict:
+  """Fits time ~ size^exponent, of propagation and of the replay."""
+  found = {}
+  for symbol in SIZES:
+    say(f"growth with {symbol}")
+    sizes = [
+      SIZES | {symbol: max(2, round(scale * factor * SIZES[symbol]))}
+      for factor in FACTORS
+    ]
+    found[f"exponent_{symbol}"] = _fit(
+      [s[symbol] for s in sizes], [_propagation_seconds(s) for s in sizes]
+    )
+  say("growth with R")
+  data = fi.data.synthetic(num_clients=200)
+  fed = fi.FedAvg(rounds=40, cohort_size=5, local_steps=5, learning_rate=0.003)
+  federation = Federation(fi.models.logreg(60, 5), data, fed)
+  plain = federation.seconds().round
+  removals = [max(2, round(scale * factor * 250)) for factor in FACTORS]
+  seconds = []
+  for count in removals:
+    # The same client again and again: the replay does not look.
+    rows = np.zeros((count, data.num_clients), bool)
+    rows[:, 0] = True
+    took = federation.seconds(exact=True, removals=rows).round
+    seconds.append(took - plain)
+  found["exponent_R"] = _fit(removals, seconds)
+  return found
+
+
+def least_seconds(function, *args) -> float:
+  """Returns the least time of some calls after the first."""
+  jax.block_until_ready(function(*args))
+  took = []
+  while len(took) < 2 * REPEATS and sum(took) < 5 * SECONDS:
+    started = time.perf_counter()
+    jax.block_until_ready(function(*args))
+    took.append(time.perf_counter() - started)
+  return min(took)
+
+
+def _propagation(params, removals, participants, steps, samples, name):
+  """Returns a compiled `absorb` and arguments for it."""
+  made = named.build(name)[name]
+  draw = np.random.default_rng(0)
+  numbers = lambda *shape: jnp.asarray(
+    0.01 * draw.standard_normal(shape, np.float32)
+  )
+  rows = jax.tree.map(
+    lambda a: numbers(participants, steps, samples, a.size), params
+  )
+  state = made.init(params, removals, 1)
+  eps = jax.tree.map(lambda a: numbers(removals, *a.shape), params)
+  base = jnp.full(participants, 1 / participants, jnp.float32)
+  shares = jnp.repeat(base[None], removals, 0)
+  nowhere = jnp.ones(participants, jnp.int32)
+  heard = influence.Participants(
+    curvature.Rows(rows, None), shares, base, nowhere
+  )
+  fed = fi.FedAvg(
+    rounds=1, cohort_size=participants, local_steps=steps, learning_rate=0.01
+  )
+  setup = curvature.Setup(None, fed, 0.01, samples)
+  hits = jnp.arange(participants)
+
+  @jax.jit
+  def propagate(state, eps, heard):
+    return made.absorb(setup, eps, made.begin(state), heard, hits)
+
+  return propagate, (state, eps, heard)
+
+
+def _propagation_seconds(sizes):
+  params = {"w": jax.ShapeDtypeStruct((sizes["P"],), jnp.float32)}
+  propagate, args = _propagation(
+    params, sizes["K"], COHORT, sizes["m"], sizes["N_s"], "both"
+  )
+  return least_seconds(propagate, *args)
+
+
+def _fit(sizes, seconds):
+  """Returns the slope of log seconds over log size."""
+  return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
