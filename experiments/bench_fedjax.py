@@ -33,7 +33,7 @@ def algorithm_seconds(federation) -> float:
     client_optimizer=fedjax.optimizers.sgd(fed.learning_rate),
     server_optimizer=fedjax.optimizers.sgd(1.0),
     client_batch_hparams=fedjax.ShuffleRepeatBatchHParams(
-      batch_size=size, num_steps=fed.local_steps
+      batch_size=size, num_epochs=None, num_steps=fed.local_steps
     ),
   )
   datasets = [
