@@ -114,7 +114,9 @@ def _equal_clients(num_clients):
   draw = np.random.default_rng(0)
   x = draw.standard_normal((num_clients * EXAMPLES, 60), np.float32)
   y = draw.integers(0, 5, len(x)).astype(np.int32)
-  return fi.data.partition.iid(x, y, num_clients=num_clients, seed=0)
+  return fi.data.partition.iid(
+    x, y, num_clients=num_clients, seed=0, num_classes=5
+  )
 
 
 def _operations(config: ml_collections.ConfigDict, train) -> int:

@@ -13,6 +13,7 @@ import fedinf_jax as fi
 from fedinf_jax import curvature
 from fedinf_jax import fedavg
 from fedinf_jax import influence
+from fedinf_jax import memory
 from fedinf_jax import packing
 from fedinf_jax import rng
 from fedinf_jax import tangent
@@ -485,6 +486,36 @@ def test_chunks_of_uploads_change_nothing():
     close(runs[0].health[name].truncated_at, runs[1].health[name].truncated_at)
 
 
+@pytest.mark.parametrize("name", ["both", "fine"])
+def test_chunks_of_removals_change_nothing(name, monkeypatch):
+  data = cases.make_data((4,), sizes=(9, 8, 7, 12, 6, 5, 8))
+  fed = fi.FedAvg(rounds=4, cohort_size=3, local_steps=2, learning_rate=2.0)
+  guard = fi.lwet(per="participant" if name == "fine" else "layer")
+  runs = []
+  # All seven at once; then three at a time, and one of them twice.
+  for chunk in (None, 3):
+    if chunk:
+      monkeypatch.setattr(memory, "chunk_size", lambda *_, size=chunk: size)
+    estimator = fi.estimator(fi.fisher(num_samples=2), guard)
+    estimators = {name: estimator}
+    runs.append(
+      fi.simulate(fi.models.logreg(4, 3), data, fed, estimators=estimators)
+    )
+  close(runs[0].eps[name], runs[1].eps[name], rtol=0, atol=1e-12)
+  truncated = runs[0].health[name].truncated_at
+  close(truncated, runs[1].health[name].truncated_at)
+  assert (np.asarray(truncated) > 0).any()
+
+
+@pytest.mark.parametrize("num_samples", [1, 8])  # Compact form and recursion.
+def test_the_fine_guard_needs_nobody_to_come_twice(num_samples):
+  curvature_ = fi.fisher(num_samples=num_samples)
+  fine = fi.estimator(curvature_, fi.lwet(per="participant"))
+  coarse = fi.estimator(curvature_, fi.no_guard())
+  run = simulate({"fine": fine, "none": coarse}, rounds=1)
+  close(run.eps["fine"], run.eps["none"])
+
+
 @pytest.mark.slow
 def test_jit_equals_eager():
   chosen = {name: SHARED[name] for name in ("both", "fine")}
@@ -561,7 +592,11 @@ def federation_round(case, estimator, state, params, cohort, round_, fed):
   )
   updates = jax.tree.map(lambda a, w: a - w[None], local, params)
   change = jax.tree.map(jnp.subtract, params, new)
-  state = estimator.update(setup, state, participants, round_, updates, change)
+  inputs = state, participants, round_, updates, change
+  state = estimator.update(setup, *inputs)
+  # Told whom the round misses, the server does less for the same.
+  hits = jnp.asarray([*cohort, 6])  # The last one is filling.
+  close(estimator.update(setup, *inputs, hits).eps, state.eps, atol=1e-13)
   return state, new, (setup, participants, updates, change)
 
 

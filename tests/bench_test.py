@@ -1,0 +1,67 @@
+"""The benchmark measures what it says; how fast, no test asks."""
+
+import json
+import math
+
+import pytest
+
+from experiments import bench_workloads
+from tests import binaries
+
+FIELDS = {
+  "gemm_peak_gflops",
+  "compile_seconds",
+  "peak_rss_mb",
+  "influence_over_training",
+  "sigma_gflops",
+  "sigma_fraction_of_peak",
+  "replay_gflops",
+  "replay_fraction_of_peak",
+  "replay_speedup_vs_sequential",
+}
+EXPONENTS = {f"exponent_{s}" for s in ("K", "P", "m", "N_s", "R")}
+
+
+def test_two_workloads_at_a_small_scale(tmp_path):
+  path = tmp_path / "bench.json"
+  done = binaries.start(
+    "bench",
+    f"--json={path}",
+    "--workloads=setting1,exponents",
+    "--scale=0.02",
+  )
+  assert done.returncode == 0, done.stderr
+  found = json.loads(path.read_text())["workloads"]
+  assert set(found) == {"setting1", "exponents"}
+  assert set(found["setting1"]) >= FIELDS
+  assert set(found["exponents"]) >= EXPONENTS
+  for numbers in found.values():
+    for field, number in numbers.items():
+      assert math.isfinite(number), field
+      assert field in done.stdout
+
+
+@pytest.mark.parametrize(
+  ("flag", "message"),
+  [
+    ("--workloads=setting9", "'setting9' is unknown; there are setting1, "),
+    ("--scale=2", "--scale must be above 0 and at most 1"),
+  ],
+)
+def test_a_wrong_flag_is_one_line(flag, message):
+  done = binaries.start("bench", flag)
+  assert done.returncode == 2
+  assert message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_operations_are_those_of_direct_convolutions():
+  workload = bench_workloads.WORKLOADS["setting3"]
+  config, task = bench_workloads._task(workload, 0.01)
+  # 28² · 25 · 8, 14² · 25 · 8 · 16, 784 · 64 and 64 · 62 products.
+  first, rest = 156_800, 627_200 + 50_176 + 3_968
+  expected = 2 * (2 * first + 3 * rest)
+  assert bench_workloads._operations(config, task.train) == expected
+  config.model.kind = "logreg"
+  features = task.train.x.shape[1]
+  count = bench_workloads._operations(config, task.train)
+  assert count == 4 * features * 62
