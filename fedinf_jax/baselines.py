@@ -183,7 +183,7 @@ def _train(
     after = fedavg.aggregate(local, packed.count[waves].reshape(-1))
   local = jax.tree.map(lambda a: a[: fed.cohort_size], local)
   updates = jax.tree.map(lambda a, w: a - w[None], local, params)
-  return after, updates, jax.vmap(tree.is_finite)(local)
+  return after, updates, tree.finite_rows(local)
 
 
 @functools.partial(jax.jit, static_argnames="model")

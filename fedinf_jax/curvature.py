@@ -282,7 +282,8 @@ def fisher(
 
     _require_plain(setup, "spectrum", spectrum)
     steps = jnp.arange(setup.fed.local_steps), client.iterates
-    return Rows(lax.map(step, steps), None)
+    # All steps at once: collected one by one, they would be held twice.
+    return Rows(jax.vmap(step)(steps), None)
 
   # The gradients themselves are the same with and without layers.
   shape = f" {layerwise} {rank} {spectrum}" if rank or spectrum else ""

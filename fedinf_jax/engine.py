@@ -72,16 +72,12 @@ def advance(setup, estimators, sizes, replay_chunk, upload_chunk):
       def hear_wave(_, wave):
         local, iterates, uploads, lost = take_part(operand, *context, *wave)
         uploads = uploads | sample(iterates, *context, wave[0], 0)
-        finite = jax.vmap(tree.is_finite)((local, uploads))
-        return None, (local, finite, uploads, lost)
+        return None, (local, uploads, lost)
 
-      _, (local, finite, uploads, lost) = lax.scan(
-        hear_wave, None, (waves, size_class)
-      )
+      _, heard = lax.scan(hear_wave, None, (waves, size_class))
       flat = lambda a: a.reshape(-1, *a.shape[2:])
-      local, finite, uploads, lost = jax.tree.map(
-        flat, (local, finite, uploads, lost)
-      )
+      local, uploads, lost = jax.tree.map(flat, heard)
+      finite = tree.finite_rows((local, uploads))
       heard = {}
       for name, e in estimators.items():
         participants = influence.Participants(

@@ -23,6 +23,7 @@ _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 # An operation of the recursion, whose products have a side of S, costs as much
 # as so many here (`python -m experiments.bench` measures both).
 SKINNY = 2
+COLUMNS = 4096  # Parameters of a piece of a Gram matrix's sum.
 
 # (gain [R, b], block) -> which participants' terms to keep, bool [R, b].
 Keep = Callable[[jax.Array, tuple[int, ...]], jax.Array]
@@ -40,10 +41,28 @@ def gram_matrices(
       the first step's rows and the last step's columns.
   """
   skip = 0 if whole else jax.tree.leaves(report.rows)[0].shape[2]
-  # One participant after another: batched, so long a sum is three times slower.
-  one = lambda a: _einsum("qp,sp->qs", a[skip:], a[: len(a) - skip])
-  products = [lax.map(one, a) for a in _stacked(report)]
+  products = [_gram(a, skip) for a in jax.tree.leaves(report.rows)]
   return [sum(products[j] for j in block) for block in blocks]
+
+
+def _gram(rows, skip):
+  """Multiplies rows from `skip` on with rows but the last `skip`.
+
+  Some columns at a time: one product would copy half of the uploads twice, and
+  so long a sum of so few numbers is no faster.
+  """
+  b, steps, step_rows, p = rows.shape
+  n = steps * step_rows
+
+  def product(part):
+    a = part.reshape(b, n, -1)
+    return _einsum("kqp,ksp->kqs", a[:, skip:], a[:, : n - skip])
+
+  part = lambda i: lax.dynamic_slice_in_dim(rows, i * COLUMNS, COLUMNS, 3)
+  whole = p // COLUMNS
+  total = product(rows[..., whole * COLUMNS :])
+  add = lambda i, total: total + product(part(i))
+  return lax.fori_loop(0, whole, add, total) if whole else total
 
 
 def rows_lost(
