@@ -6,6 +6,7 @@ from typing import NamedTuple
 from experiments import estimators as named
 import fedinf_jax as fi
 from fedinf_jax import influence
+from fedinf_jax import propagation
 
 NUM_CLASSES = 5  # As LEAF's synthetic tasks have.
 MAX_NAIVE = 1300  # Parameters of a layer: beyond, p³ takes too long.
@@ -77,10 +78,12 @@ def _rows(name, built, blocks, client):
   """A method whose participants upload gradients."""
 
   def built_values(s):
-    rows = s.m * s.N_s
+    rows, earlier = s.m * s.N_s, (s.m - 1) * s.N_s
     products = 4 * rows * s.p * s.K
-    if rows <= s.K:  # As `propagation.is_compact` says.
-      products += 2 * rows**2 * (s.p + blocks * s.K)
+    extra = 2 * earlier * (earlier * s.p + blocks * rows * s.K)
+    # As `propagation.is_compact` says; otherwise the recursion, without them.
+    if products + extra <= propagation.SKINNY * products:
+      products += extra
     return s.B * products, client(s)
 
   return Method(
@@ -112,13 +115,16 @@ METHODS = {
   ),
   "both": _rows(
     "both",
-    ("B(4 K m N_s p + 2 (m N_s)² (p + 2K))", "4 m N_s p"),
+    ("B(4 K m N_s p + 2 (m−1) N_s² ((m−1) p + 2 m K))", "4 m N_s p"),
     2,
     lambda s: 4 * s.m * s.N_s * s.p,
   ),
   "relu": _rows(
     "relu",
-    ("B(4 K m N_s p + 2 (m N_s)² (p + K))", "m(4 N_s p + 4 N_s² p + 9 N_s³)"),
+    (
+      "B(4 K m N_s p + 2 (m−1) N_s² ((m−1) p + m K))",
+      "m(4 N_s p + 4 N_s² p + 9 N_s³)",
+    ),
     1,
     lambda s: s.m * (4 * s.N_s * s.p * (1 + s.N_s) + 9 * s.N_s**3),
   ),
