@@ -21,9 +21,9 @@ from fedinf_jax import curvature
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 # An operation of the recursion, whose products have a side of S, costs as much
-# as so many here (`python -m experiments.bench` measures both).
+# as so many here (measured at P = 57,694 and S = 50; BUILD_NOTES.md).
 SKINNY = 2
-COLUMNS = 4096  # Parameters of a piece of a Gram matrix's sum.
+COLUMNS = 4096  # Parameters of a piece of a long sum.
 
 # (gain [R, b], block) -> which participants' terms to keep, bool [R, b].
 Keep = Callable[[jax.Array, tuple[int, ...]], jax.Array]
@@ -46,23 +46,35 @@ def gram_matrices(
 
 
 def _gram(rows, skip):
-  """Multiplies rows from `skip` on with rows but the last `skip`.
-
-  Some columns at a time: one product would copy half of the uploads twice, and
-  so long a sum of so few numbers is no faster.
-  """
-  b, steps, step_rows, p = rows.shape
-  n = steps * step_rows
+  """Multiplies rows from `skip` on with rows but the last `skip`."""
 
   def product(part):
-    a = part.reshape(b, n, -1)
-    return _einsum("kqp,ksp->kqs", a[:, skip:], a[:, : n - skip])
+    a = _stacked(part)
+    return _einsum("kqp,ksp->kqs", a[:, skip:], a[:, : a.shape[1] - skip])
 
-  part = lambda i: lax.dynamic_slice_in_dim(rows, i * COLUMNS, COLUMNS, 3)
-  whole = p // COLUMNS
-  total = product(rows[..., whole * COLUMNS :])
-  add = lambda i, total: total + product(part(i))
+  return _by_columns(product, rows)
+
+
+def _by_columns(product, *factors):
+  """Returns a product that sums over the factors' last axis, piece by piece.
+
+  Pieces fit the cache, which so long a sum of so few numbers does not; and no
+  part of the uploads is copied as a whole.
+  """
+  whole = factors[0].shape[-1] // COLUMNS
+  part = lambda i: [
+    lax.dynamic_slice_in_dim(a, i * COLUMNS, COLUMNS, a.ndim - 1)
+    for a in factors
+  ]
+  total = product(*[a[..., whole * COLUMNS :] for a in factors])
+  add = lambda i, total: total + product(*part(i))
   return lax.fori_loop(0, whole, add, total) if whole else total
+
+
+def _stacked(rows):
+  """Returns the rows of all steps as one matrix a participant, [b, n, P]."""
+  b, steps, step_rows, p = rows.shape
+  return rows.reshape(b, steps * step_rows, p)
 
 
 def rows_lost(
@@ -91,14 +103,14 @@ def rows_lost(
     Leaves [R, P_j].
   """
   lost = [None] * len(eps)
-  rows = _stacked(report)
-  step_rows = jax.tree.leaves(report.rows)[0].shape[2]
+  rows = jax.tree.leaves(report.rows)
+  step_rows = rows[0].shape[2]
   for block, gram in zip(blocks, grams, strict=True):
     g = [rows[j] for j in block]
     e = [eps[j] for j in block]
     factor = None
     if report.factor is not None:
-      factor = report.factor.reshape(g[0].shape[:2])
+      factor = report.factor.reshape(len(report.factor), -1)
     earlier = gram
     if keep is not None:
       earlier = gram[:, step_rows:, : gram.shape[2] - step_rows]
@@ -176,13 +188,6 @@ def _sizes(report, block):
   return b, steps * step_rows, step_rows, sum(rows[j].shape[3] for j in block)
 
 
-def _stacked(report):
-  """Returns the rows of all steps as one matrix a participant, [b, n, P_j]."""
-  return [
-    a.reshape(a.shape[0], -1, a.shape[-1]) for a in jax.tree.leaves(report.rows)
-  ]
-
-
 def _solve(earlier, factor, step_rows, u):
   """Returns c = (I + D L)⁻¹ D u for u [b, n, R], step after step.
 
@@ -214,19 +219,21 @@ def _solve(earlier, factor, step_rows, u):
 
 def _direct(g, gram, solve, keep, e, shares):
   """All rows on ε: 4 Q P R operations."""
-  u = sum(_einsum("kqp,rp->kqr", a, b) for a, b in zip(g, e, strict=True))
+  on_eps = lambda a, e: _einsum("kqp,rp->kqr", _stacked(a), e)
+  u = sum(_by_columns(on_eps, a, b) for a, b in zip(g, e, strict=True))
   c = solve(u)
   if keep is not None:
     gain = (c * (_einsum("kqs,ksr->kqr", gram, c) - 2 * u)).sum(1).T  # [R, b]
     shares = jnp.where(keep(gain), shares, 0)
   c = c * shares.T[:, None, :]
-  return [_einsum("kqr,kqp->rp", c, a) for a in g]
+  return [_einsum("kqr,kqp->rp", c, _stacked(a)) for a in g]
 
 
 def _explicit(g, solve, e, base):
   """M itself, P × P, for the removals that share it: no rows on ε at all."""
-  widths = [a.shape[2] for a in g]
+  widths = [a.shape[-1] for a in g]
   ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
-  g, e = jnp.concatenate(g, axis=2), jnp.concatenate(e, axis=1)
+  g = jnp.concatenate([_stacked(a) for a in g], axis=2)
+  e = jnp.concatenate(e, axis=1)
   lost = _einsum("kqp,kqs->ps", g * base[:, None, None], solve(g))
   return jnp.split(_einsum("rs,ps->rp", e, lost), ends, axis=1)

@@ -53,7 +53,11 @@ def literal(report, eps, shares, blocks, keep=None):
 @pytest.mark.parametrize("factor", [False, True])
 @pytest.mark.parametrize("layerwise", [False, True])
 @pytest.mark.parametrize("num_removals", [5, 400])
-def test_every_association_gives_the_same(num_removals, layerwise, factor):
+@pytest.mark.parametrize("columns", [1, 2, 4096])  # Sums in pieces, or whole.
+def test_every_association_gives_the_same(
+  num_removals, layerwise, factor, columns, monkeypatch
+):
+  monkeypatch.setattr(propagation, "COLUMNS", columns)
   report, eps, shares, base, blocks = make(num_removals, factor, layerwise)
   expected, gains = literal(report, eps, shares, blocks)
   hits = jnp.array([1, 4, num_removals])  # The last one is filling.
