@@ -58,7 +58,7 @@ def test_scale_shrinks_everything_together():
   scaled = problems.scaled(config)
   assert scaled.fed.rounds == 200
   assert scaled.data.num_clients == 20  # Not fewer than two cohorts.
-  assert scaled.data.examples == 6
+  assert scaled.data.examples == 15
   assert scaled.evaluate_every == 5
   assert scaled.cleanse_round == 150
   assert config.fed.rounds == 2000

@@ -10,7 +10,7 @@ import pytest
 
 from tests import binaries
 
-KILLS = int(os.environ.get("FEDINF_KILLS", "3"))
+KILLS = int(os.environ.get("FEDINF_KILLS", "2"))
 ARGUMENTS = (
   *binaries.SMALL,
   "--config.fed.rounds=400",  # Scaled down to 40.
