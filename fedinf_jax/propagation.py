@@ -23,7 +23,7 @@ _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 # An operation of the recursion, whose products have a side of S, costs as much
 # as so many here (measured at P = 57,694 and S = 50; BUILD_NOTES.md).
 SKINNY = 2
-COLUMNS = 4096  # Parameters of a piece of a long sum.
+COLUMNS = 4096  # Parameters of a piece of a Gram matrix's sum.
 
 # (gain [R, b], block) -> which participants' terms to keep, bool [R, b].
 Keep = Callable[[jax.Array, tuple[int, ...]], jax.Array]
@@ -46,28 +46,20 @@ def gram_matrices(
 
 
 def _gram(rows, skip):
-  """Multiplies rows from `skip` on with rows but the last `skip`."""
+  """Multiplies rows from `skip` on with rows but the last `skip`.
+
+  Some columns at a time: those fit the cache, which so long a sum of so few
+  numbers does not; and half of the uploads need not be copied twice.
+  """
 
   def product(part):
     a = _stacked(part)
     return _einsum("kqp,ksp->kqs", a[:, skip:], a[:, : a.shape[1] - skip])
 
-  return _by_columns(product, rows)
-
-
-def _by_columns(product, *factors):
-  """Returns a product that sums over the factors' last axis, piece by piece.
-
-  Pieces fit the cache, which so long a sum of so few numbers does not; and no
-  part of the uploads is copied as a whole.
-  """
-  whole = factors[0].shape[-1] // COLUMNS
-  part = lambda i: [
-    lax.dynamic_slice_in_dim(a, i * COLUMNS, COLUMNS, a.ndim - 1)
-    for a in factors
-  ]
-  total = product(*[a[..., whole * COLUMNS :] for a in factors])
-  add = lambda i, total: total + product(*part(i))
+  whole = rows.shape[3] // COLUMNS
+  part = lambda i: lax.dynamic_slice_in_dim(rows, i * COLUMNS, COLUMNS, 3)
+  add = lambda i, total: total + product(part(i))
+  total = product(rows[..., whole * COLUMNS :])
   return lax.fori_loop(0, whole, add, total) if whole else total
 
 
@@ -219,8 +211,9 @@ def _solve(earlier, factor, step_rows, u):
 
 def _direct(g, gram, solve, keep, e, shares):
   """All rows on ε: 4 Q P R operations."""
-  on_eps = lambda a, e: _einsum("kqp,rp->kqr", _stacked(a), e)
-  u = sum(_by_columns(on_eps, a, b) for a, b in zip(g, e, strict=True))
+  u = sum(
+    _einsum("kqp,rp->kqr", _stacked(a), b) for a, b in zip(g, e, strict=True)
+  )
   c = solve(u)
   if keep is not None:
     gain = (c * (_einsum("kqs,ksr->kqr", gram, c) - 2 * u)).sum(1).T  # [R, b]
