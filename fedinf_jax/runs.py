@@ -88,6 +88,9 @@ class Run:
     per_row = memory.intermediate_bytes(self.model.apply, self.params, x)
     per_row += memory.tree_bytes(self.params)
     chunk = memory.models_at_once(jax.tree.leaves(eps)[0].shape[0], per_row)
+    if jax.default_backend() == "cpu":
+      # XLA fuses w + ε into the batched product and adds once for each output.
+      chunk = 1
     without, present, moved = _scores(
       self.params, eps, x, y, model=self.model, metric=metric, chunk=chunk
     )
