@@ -130,11 +130,10 @@ def estimator(
       return _absorb_one_by_one(setup, eps, square, so_far, participants)
 
     grams = propagation.gram_matrices(report, blocks, whole=fine)
-    chunk = memory.chunk_size(
-      len(shares), _row_bytes(report, blocks, len(shares), fine, hits)
-    )
+    per_row = propagation.row_bytes(report, blocks, len(shares), fine, hits)
+    chunk = memory.chunk_size(len(shares), per_row)
     if chunk < len(shares):
-      hits = None
+      hits = None  # They are places among all removals, not within a chunk.
 
     def add(so_far, rows):
       eps, square, shares = rows
@@ -323,19 +322,6 @@ def combinatorial(shares, base, updates):
     lambda a: jnp.tensordot(differences, a, 1, precision=lax.Precision.HIGHEST),
     updates,
   )
-
-
-def _row_bytes(report, blocks, num_removals, fine, hits):
-  """Bounds the temporaries that a removal adds to `propagation.rows_lost`."""
-  leaves = jax.tree.leaves(report.rows)
-  b, steps, rows, _ = leaves[0].shape
-  numbers = sum(a.shape[3] for a in leaves)
-  for block in blocks:
-    if fine or not propagation.explicit_is_cheaper(
-      report, block, num_removals, hits
-    ):
-      numbers += 4 * b * steps * rows  # u, c and what they are made of.
-  return numbers * leaves[0].dtype.itemsize
 
 
 def _check_report(participants, eps):

@@ -45,30 +45,6 @@ def gram_matrices(
   return [sum(products[j] for j in block) for block in blocks]
 
 
-def _gram(rows, skip):
-  """Multiplies rows from `skip` on with rows but the last `skip`.
-
-  Some columns at a time: those fit the cache, which so long a sum of so few
-  numbers does not; and half of the uploads need not be copied twice.
-  """
-
-  def product(part):
-    a = _stacked(part)
-    return _einsum("kqp,ksp->kqs", a[:, skip:], a[:, : a.shape[1] - skip])
-
-  whole = rows.shape[3] // COLUMNS
-  part = lambda i: lax.dynamic_slice_in_dim(rows, i * COLUMNS, COLUMNS, 3)
-  add = lambda i, total: total + product(part(i))
-  total = product(rows[..., whole * COLUMNS :])
-  return lax.fori_loop(0, whole, add, total) if whole else total
-
-
-def _stacked(rows):
-  """Returns the rows of all steps as one matrix a participant, [b, n, P]."""
-  b, steps, step_rows, p = rows.shape
-  return rows.reshape(b, steps * step_rows, p)
-
-
 def rows_lost(
   report: curvature.Rows,
   grams: list[jax.Array],
@@ -160,6 +136,23 @@ def explicit_is_cheaper(
   ) < _direct_operations(report, block, num_removals, whole=False)
 
 
+def row_bytes(
+  report: curvature.Rows,
+  blocks: list[tuple[int, ...]],
+  num_removals: int,
+  whole: bool,
+  hits: jax.Array | None,
+) -> int:
+  """Bounds the temporaries that a removal adds to `rows_lost`."""
+  numbers = 0
+  for block in blocks:
+    b, n, _, p = _sizes(report, block)
+    numbers += p
+    if whole or not explicit_is_cheaper(report, block, num_removals, hits):
+      numbers += 4 * b * n  # u, c and what they are made of.
+  return numbers * jax.tree.leaves(report.rows)[0].dtype.itemsize
+
+
 def _direct_operations(report, block, num_removals, whole):
   b, n, step_rows, p = _sizes(report, block)
   substitution = 2 * n * (n - step_rows + (n if whole else 0))
@@ -178,6 +171,30 @@ def _sizes(report, block):
   rows = jax.tree.leaves(report.rows)
   b, steps, step_rows, _ = rows[0].shape
   return b, steps * step_rows, step_rows, sum(rows[j].shape[3] for j in block)
+
+
+def _gram(rows, skip):
+  """Multiplies rows from `skip` on with rows but the last `skip`.
+
+  Some columns at a time: those fit the cache, which so long a sum of so few
+  numbers does not; and half of the uploads need not be copied twice.
+  """
+
+  def product(part):
+    a = _stacked(part)
+    return _einsum("kqp,ksp->kqs", a[:, skip:], a[:, : a.shape[1] - skip])
+
+  whole = rows.shape[3] // COLUMNS
+  part = lambda i: lax.dynamic_slice_in_dim(rows, i * COLUMNS, COLUMNS, 3)
+  add = lambda i, total: total + product(part(i))
+  total = product(rows[..., whole * COLUMNS :])
+  return lax.fori_loop(0, whole, add, total) if whole else total
+
+
+def _stacked(rows):
+  """Returns the rows of all steps as one matrix a participant, [b, n, P]."""
+  b, steps, step_rows, p = rows.shape
+  return rows.reshape(b, steps * step_rows, p)
 
 
 def _solve(earlier, factor, step_rows, u):

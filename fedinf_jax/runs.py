@@ -85,12 +85,14 @@ class Run:
         ' ("exact" needs exact=True or a list of rows)'
       )
     x, y = jnp.asarray(x), jnp.asarray(y)
-    per_row = memory.intermediate_bytes(self.model.apply, self.params, x)
-    per_row += memory.tree_bytes(self.params)
-    chunk = memory.models_at_once(jax.tree.leaves(eps)[0].shape[0], per_row)
     if jax.default_backend() == "cpu":
-      # XLA fuses w + ε into the batched product and adds once for each output.
+      # Batched, the time was quadratic in the removals: XLA seems to add w + ε
+      # within the product, once for each output.
       chunk = 1
+    else:
+      per_row = memory.intermediate_bytes(self.model.apply, self.params, x)
+      per_row += memory.tree_bytes(self.params)
+      chunk = memory.chunk_size(jax.tree.leaves(eps)[0].shape[0], per_row)
     without, present, moved = _scores(
       self.params, eps, x, y, model=self.model, metric=metric, chunk=chunk
     )
