@@ -153,7 +153,7 @@ CASES = {
 }  # fmt: skip
 
 
-SLOW = ("cnn",)
+SLOW = ("cnn", "momentum")
 
 
 @pytest.mark.parametrize(
