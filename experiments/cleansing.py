@@ -71,7 +71,7 @@ def state_at(folder: pathlib.Path, config, problem, round_: int):
       f"{folder} has no checkpoint of round {round_}; it has"
       f" {', '.join(map(str, there)) or 'none'}"
     )
-  state, found = saved.restore(init(), rounds=[round_])
+  state, found = saved.restore(init, rounds=[round_])
   saved.close()
   if found != round_:
     raise ValueError(f"{folder}: the checkpoint of round {round_} is damaged")

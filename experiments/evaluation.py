@@ -12,6 +12,7 @@ from scipy import stats
 
 from experiments import problem as problems
 import fedinf_jax as fi
+from fedinf_jax import sharding
 
 
 class Evaluation(NamedTuple):
@@ -36,7 +37,7 @@ def evaluator(
     rows: int [E], removals whose ε is examined: those replayed, where some are.
   """
   model, num_removals = problem.model, problem.train.num_clients
-  x, y = jnp.asarray(problem.x), jnp.asarray(problem.y)
+  everyone = len(rows) == num_removals
 
   def both(outputs, y):
     return jnp.stack(
@@ -44,22 +45,36 @@ def evaluator(
     )
 
   @jax.jit
-  def now(params):
+  def now(params, x, y):
     return both(model.apply(params, x), y)
 
-  # Rows of ε for the examined removals, less the exact ones or nothing.
   @jax.jit
   def layer_norms(eps, minus):
-    leaves = jax.tree.leaves(eps)
-    taken = [a[rows] if a.shape[0] == num_removals else a for a in leaves]
-    away = jax.tree.leaves(minus) if minus is not None else [0] * len(leaves)
-    square = lambda a: jnp.square(a).reshape(len(rows), -1).sum(1)
-    pairs = zip(taken, away, strict=True)
+    away = [0] * len(eps) if minus is None else minus
+    square = lambda a: jnp.square(a).reshape(len(a), -1).sum(1)
+    pairs = zip(eps, away, strict=True)
     return jnp.sqrt(jnp.stack([square(a - b) for a, b in pairs], axis=1))
+
+  def norms(run, name, minus=None):
+    """Returns the norms of the examined rows, [E, L], less other rows."""
+    eps = run.spread_exact if name == "exact" else run.spread_eps[name]
+    eps = jax.tree.leaves(eps)
+    if name != "exact" and not everyone:
+      # As many as were replayed, those that fill up included.
+      count = len(rows)
+      if run.spread_exact is not None:
+        count = len(jax.tree.leaves(run.spread_exact)[0])
+      eps = [a[np.resize(rows, count)] for a in eps]
+    found = layer_norms(eps, None if minus is None else jax.tree.leaves(minus))
+    return np.asarray(sharding.whole(found), float)[: len(rows)]
 
   def evaluate(state) -> Evaluation:
     run = fi.Run.of(model, state)
-    names = [*(["exact"] if run.exact_eps is not None else []), *run.eps]
+    exact = run.spread_exact
+    x, y = sharding.put(
+      sharding.mesh_of(state), (problem.x, problem.y), sharding.WHOLE
+    )
+    names = [*(["exact"] if exact is not None else []), *run.spread_eps]
     influence, norm, error = {}, {}, {}
     for name in names:
       found = np.asarray(run.influence(both, x, y, of=name), float)
@@ -68,11 +83,10 @@ def evaluator(
         influence[name][run.exact_rows] = found
       else:
         influence[name] = found
-      eps = run.exact_eps if name == "exact" else run.eps[name]
-      norm[name] = np.asarray(layer_norms(eps, None), float)
-      if name != "exact" and run.exact_eps is not None:
-        error[name] = np.asarray(layer_norms(eps, run.exact_eps), float)
-    loss, accuracy = np.asarray(now(run.params), float)
+      norm[name] = norms(run, name)
+      if name != "exact" and exact is not None:
+        error[name] = norms(run, name, exact)
+    loss, accuracy = np.asarray(now(run.params, x, y), float)
     return Evaluation(
       float(loss),
       float(accuracy),

@@ -6,7 +6,10 @@ import sys
 
 from absl import app
 from absl import flags
+import jax
 from ml_collections import config_flags
+
+from experiments import processes
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"
 
@@ -45,7 +48,7 @@ def run(main):
     app.run(_guarded(main), flags_parser=_parse)
   except KeyboardInterrupt as stopped:
     print(stopped.args[0] if stopped.args else "interrupted", file=sys.stderr)
-    sys.exit(130)
+    processes.leave(130)
 
 
 def _parse(argv):
@@ -65,6 +68,11 @@ def _guarded(main):
       main(argv)
     except (ValueError, OSError) as error:
       _refuse(error)
+    except jax.errors.JaxRuntimeError as error:
+      if not jax.distributed.is_initialized():
+        raise
+      print(processes.alone(str(error)), file=sys.stderr)
+      processes.leave(1)
 
   return call
 
@@ -72,4 +80,4 @@ def _guarded(main):
 def _refuse(error):
   message = " ".join(str(error).split())
   print(f"error: {message}", file=sys.stderr)
-  sys.exit(2)
+  processes.leave(2)

@@ -19,6 +19,7 @@ from rich import table as rich_table
 from experiments import finishing
 from experiments import launch
 from experiments import problem as problems
+from experiments import processes
 from experiments import report
 from experiments import training
 from experiments import workdir as workdirs
@@ -44,7 +45,8 @@ def main(argv):
   name = launch.config_name()
   folder = pathlib.Path(_WORKDIR.value or f"runs/{name}")
   config = problems.scaled(_CONFIG.value)
-  screen = rich_console.Console()
+  processes.join()
+  screen = rich_console.Console(quiet=not processes.is_first())
   if not _SEEDS.value:
     run(name, config, folder, screen)
     return
@@ -54,13 +56,15 @@ def main(argv):
       raise ValueError(f"--seeds: {seed!r} is not a non-negative integer")
     config.seed = int(seed)
     summaries.append(run(name, config, folder / f"seed_{seed}", screen))
+  if not processes.is_first():
+    return
   spread = over_seeds(summaries)
   workdirs.write_json(folder / "seeds.json", spread)
   _print_spread(screen, spread)
 
 
 def run(name, config, folder, screen):
-  """Runs one recipe with one seed; returns its summary."""
+  """Runs one recipe with one seed; returns its summary, on process 0."""
   trained = training.train(
     name,
     config,
@@ -70,6 +74,8 @@ def run(name, config, folder, screen):
     save_rounds=_SAVE_ROUNDS.value,
     save_minutes=_SAVE_MINUTES.value,
   )
+  if not processes.is_first():
+    return None
   started = time.perf_counter()
   summary = finishing.finish(name, config, folder, trained)
   report.write(folder)

@@ -16,9 +16,11 @@ import jax
 import numpy as np
 
 from experiments import checkpoint
+from experiments import devices
 from experiments import estimators as named
 from experiments import evaluation as evaluations
 from experiments import problem as problems
+from experiments import processes
 from experiments import progress
 from experiments import workdir as workdirs
 import fedinf_jax as fi
@@ -68,29 +70,37 @@ def train(
     estimators=estimators,
     exact=rows,
     seed=config.seed,
+    mesh=devices.mesh(config.mesh),
   )
-  workdirs.claim(folder, about(name, config, problem))
+  first = processes.is_first()
+  data = int(problems.digest(problem)[:12], 16)  # A float64 holds it.
+  if (processes.gather(data) != data).any():
+    raise ValueError("the processes do not have the same data")
+  processes.on_first(
+    lambda: workdirs.claim(folder, about(name, config, problem))
+  )
   screen.print(describe(name, problem), highlight=False)
 
   keep = {config.cleanse_round} if config.cleanse_round else set()
   saved = checkpoint.checkpoints(folder / "checkpoints", keep)
-  state, round_ = saved.restore(
-    init(), warn=lambda line: print(f"warning: {line}", file=sys.stderr)
-  )
+  warn = lambda line: first and print(f"warning: {line}", file=sys.stderr)
+  state, round_ = saved.restore(init, warn=warn)
   if round_:
     screen.print(f"resuming after round {round_}", highlight=False)
-  workdirs.rewind(folder, round_)
+  processes.on_first(workdirs.rewind, folder, round_)
   examined = np.arange(train.num_clients)
   if not isinstance(rows, bool):
     examined = np.array(rows)
   tracked = _tracked(problem, config, examined)
   evaluate = evaluations.evaluator(problem, examined)
   layers = tree.names(state.params)
-  if not (folder / "layers.csv").exists():
+  if first and not (folder / "layers.csv").exists():
     header = "round,client,layer,estimator,error,norm"
     workdirs.append(folder / "layers.csv", header)
 
   def record(stage, seconds, rounds=0):
+    if not first:
+      return
     line = {"stage": stage, "round": round_, "rounds": rounds}
     line["seconds"] = round(seconds, 4)
     workdirs.append_json(folder / "timing.jsonl", line)
@@ -98,10 +108,12 @@ def train(
   def look():
     """Evaluates the state and writes the lines of its round."""
     found = evaluate(state)
+    line = evaluations.metrics_line(round_, found)
+    if not first:
+      return found, line
     lines = evaluations.layer_lines(
       round_, found, layers, examined, tracked, train.ids
     )
-    line = evaluations.metrics_line(round_, found)
     workdirs.append_json(folder / "metrics.jsonl", line)
     history = evaluations.history_line(round_, found)
     workdirs.append_json(folder / "history.jsonl", history)
@@ -120,6 +132,8 @@ def train(
   stops = sorted(looks | keep | {fed.rounds})
   found = None
   last_save, pace = time.monotonic(), None  # pace: seconds a round
+  # The first round alone: it compiles. The second alone: to learn the pace.
+  block = 1
   with (
     progress.line(screen, fed.rounds, round_) as show,
     _stop_asked() as asked,
@@ -128,14 +142,12 @@ def train(
       limit = next(s for s in stops if s > round_) - round_
       if save_rounds:
         limit = min(limit, save_rounds - round_ % save_rounds)
-      # The first round alone: it compiles. The second alone: to learn the pace.
-      block = max(1, int(BLOCK_SECONDS / pace)) if pace else 1
       rounds, started = min(limit, block), time.perf_counter()
       state = jax.block_until_ready(step(state, rounds))
-      took, first = time.perf_counter() - started, pace is None
+      took, compiled = time.perf_counter() - started, pace is None
       round_ += rounds
-      record("compile" if first else "rounds", took, rounds)
-      pace = 0.0 if first else took / rounds
+      record("compile" if compiled else "rounds", took, rounds)
+      pace = 0.0 if compiled else took / rounds
       if round_ in looks:
         started = time.perf_counter()
         found, line = look()
@@ -143,12 +155,18 @@ def train(
         show(round_, pace, line)
       else:
         show(round_, pace, None)
-      due = time.monotonic() - last_save > 60 * save_minutes
+      # All processes go by the first one's clock, and stop if one is asked to.
+      said = processes.gather(
+        max(1, int(BLOCK_SECONDS / pace)) if pace else 1,
+        time.monotonic() - last_save > 60 * save_minutes,
+        asked(),
+      )
+      block, due, stop = int(said[0, 0]), said[0, 1], said[:, 2].any()
       by_round = save_rounds and round_ % save_rounds == 0
-      if due or by_round or asked() or round_ in keep | {fed.rounds}:
+      if due or by_round or stop or round_ in keep | {fed.rounds}:
         save()
         last_save = time.monotonic()
-      if asked() and round_ < fed.rounds:
+      if stop and round_ < fed.rounds:
         saved.close()
         raise KeyboardInterrupt(
           f"stopped after round {round_} of {fed.rounds}; the same command goes"
@@ -159,10 +177,15 @@ def train(
 
 
 def about(name: str, config, problem: problems.Problem) -> dict:
-  """Returns what config.json says: all that the numbers of a run depend on."""
+  """Returns what config.json says: all that the numbers of a run depend on.
+
+  Not the devices, on which they depend in the last digits only: a run may go on
+  on others.
+  """
+  recipe = {k: v for k, v in config.to_dict().items() if k != "mesh"}
   return {
     "name": name,
-    "config": config.to_dict(),
+    "config": recipe,
     "data": {
       "source": problem.source,
       "stand_in": problem.stand_in,

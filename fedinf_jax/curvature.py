@@ -432,7 +432,7 @@ def _reshape_spectrum(rows, blocks, rank, spectrum):
   out = list(rows)
   for block in blocks:
     gram = sum(_matmul(rows[j], rows[j].T) for j in block)
-    x, u = jnp.linalg.eigh(gram)
+    x, u = lanczos.eigh(gram)
     tiny = jnp.finfo(x.dtype).tiny
     weight = jnp.where(x > tiny, SPECTRA[spectrum](x) / jnp.maximum(x, tiny), 1)
     turn = (u * jnp.sqrt(weight)[None]).T

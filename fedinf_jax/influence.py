@@ -41,6 +41,7 @@ class Participants(NamedTuple):
   shares: jax.Array  # a_{r,k}, [R, b]
   base: jax.Array  # a_k = n_k / N(C_t), [b]
   slots: jax.Array  # int32 [b], where in `dropped` they stand; D: nowhere
+  grams: Any = None  # `Estimator.grams` of the report; None: yet to be made
 
 
 class Sequential(NamedTuple):
@@ -59,6 +60,7 @@ class Estimator(NamedTuple):
   update: Callable[..., EstimatorState]  # a whole round
   # `update` in pieces, for uploads that do not fit in memory together:
   begin: Callable[..., Sequential]
+  grams: Callable[..., Any]  # what one who has a report can prepare of it
   absorb: Callable[..., Sequential]
   end: Callable[..., EstimatorState]
   curvature: curvatures.Curvature
@@ -114,22 +116,31 @@ def estimator(
       state.dropped,
     )
 
-  def absorb(setup, eps, so_far, participants, hits=None):
-    """Adds the sequential influence of some participants."""
-    report, shares, base, slots = participants
-    leaves, treedef = jax.tree.flatten(eps)
-    square = _layer_dots(leaves, leaves)  # [R, L]
-    blocks = curvatures.layer_blocks(len(leaves), curvature.layerwise)
-    compact = (
+  def grams(setup, report, num_removals, hits=None):
+    """Makes Gram matrices of a report, None where they would not pay."""
+    if not (
       curvature.uploads
       and isinstance(report, curvatures.Rows)
       and setup.eta is not None
-      and propagation.is_compact(report, blocks, len(shares), fine, hits)
-    )
-    if not compact:
+    ):
+      return None
+    num_layers = len(jax.tree.leaves(report.rows))
+    blocks = curvatures.layer_blocks(num_layers, curvature.layerwise)
+    if not propagation.is_compact(report, blocks, num_removals, fine, hits):
+      return None
+    return propagation.gram_matrices(report, blocks, whole=fine)
+
+  def absorb(setup, eps, so_far, participants, hits=None):
+    """Adds the sequential influence of some participants."""
+    report, shares, base, slots, prepared = participants
+    leaves, treedef = jax.tree.flatten(eps)
+    square = _layer_dots(leaves, leaves)  # [R, L]
+    blocks = curvatures.layer_blocks(len(leaves), curvature.layerwise)
+    if prepared is None:
+      prepared = grams(setup, report, len(shares), hits)
+    if prepared is None:
       return _absorb_one_by_one(setup, eps, square, so_far, participants)
 
-    grams = propagation.gram_matrices(report, blocks, whole=fine)
     per_row = propagation.row_bytes(report, blocks, len(shares), fine, hits)
     chunk = memory.chunk_size(len(shares), per_row)
     if chunk < len(shares):
@@ -149,7 +160,14 @@ def estimator(
         return ~(grown[block[0]] | before[:, :, block[0]])
 
       lost = propagation.rows_lost(
-        report, grams, flat, shares, blocks, keep if fine else None, base, hits
+        report,
+        prepared,
+        flat,
+        shares,
+        blocks,
+        keep if fine else None,
+        base,
+        hits,
       )
       lost = jax.tree.map(
         lambda a, b: a + b.reshape(a.shape),
@@ -175,7 +193,7 @@ def estimator(
     blocks = curvatures.layer_blocks(square.shape[1], curvature.layerwise)
 
     def one(so_far, participant):
-      report, share, _, slot = participant
+      report, share, slot = participant
       # A report that cannot leave its client arrives applied to ε already.
       lost = curvature.lost(setup, report, eps) if curvature.uploads else report
       share = jnp.repeat(share[:, None], square.shape[1], 1)  # [R, L]
@@ -195,12 +213,7 @@ def estimator(
       lost = jax.tree.map(jnp.add, now.lost, _scale_layers(share, lost))
       return now._replace(lost=lost), None
 
-    inputs = Participants(
-      participants.report,
-      participants.shares.T,
-      participants.base,
-      participants.slots,
-    )
+    inputs = participants.report, participants.shares.T, participants.slots
     return lax.scan(one, so_far, inputs)[0]
 
   def end(state, so_far, round_, combinatorial, empty, change, hits=None):
@@ -287,7 +300,7 @@ def estimator(
       hits,
     )
 
-  return Estimator(init, update, begin, absorb, end, curvature, guard)
+  return Estimator(init, update, begin, grams, absorb, end, curvature, guard)
 
 
 def shares_of(counts_left, counts, base):

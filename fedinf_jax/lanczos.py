@@ -11,6 +11,23 @@ Matvec = Callable[[jax.Array], jax.Array]  # [P] -> [P], linear and symmetric
 ULPS = 10  # Of ‖A‖: what is left of A q below this is rounding, no direction.
 
 
+def eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns eigenvalues and eigenvectors of one symmetric matrix [n, n].
+
+  On a processor, matrices of a batch follow one another. Together, jaxlib's
+  kernel gives parts of them to XLA's thread pool and waits for these on a
+  thread of that pool: several devices that do so at once wait for ever.
+  """
+  if jax.default_backend() != "cpu":
+    return tuple(jnp.linalg.eigh(matrix))
+  return _eigh_alone(matrix)
+
+
+@jax.custom_batching.sequential_vmap
+def _eigh_alone(matrix):
+  return tuple(jnp.linalg.eigh(matrix))
+
+
 def lanczos(
   matvec: Matvec, start: jax.Array, num_steps: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -108,7 +125,7 @@ def _ritz(matvec, start, num_steps):
   real = jnp.append(True, beta[:-1] > 0)
   alpha = jnp.where(real, alpha, jnp.where(above > 0, above, 1))
   off = jnp.diag(beta[:-1], 1)
-  theta, s = jnp.linalg.eigh(jnp.diag(alpha) + off + off.T)
+  theta, s = eigh(jnp.diag(alpha) + off + off.T)
   return basis, beta, theta, s, real.sum()
 
 

@@ -30,25 +30,24 @@ def removals(
   cohorts: np.ndarray,
   num_clients: int,
 ) -> Removals:
-  """Prepares some of the removals.
+  """Prepares some of the removals, on the host.
 
   Args:
     mask: bool [R, K]; None: leave-one-out, for which no matrix is ever built.
-    rows: int [E] rows of it.
+    rows: int [E] rows of it; R is the removal of nobody.
     cohorts: int [T, B].
     num_clients: K.
   """
   rounds = len(cohorts)
-  met = np.full(num_clients, rounds + 1)  # The first round of each client.
+  # The first round of each client, and of nobody.
+  met = np.full(num_clients + 1, rounds + 1)
   np.minimum.at(met, cohorts, np.arange(1, rounds + 1)[:, None])
   if mask is None:
     first = met[rows]
   else:
-    first = np.where(mask[rows], met, rounds + 1).min(1)
-    mask = jnp.asarray(np.pad(mask[rows], ((0, 0), (0, 1))))  # Nobody stays.
-  return Removals(
-    jnp.asarray(rows, jnp.int32), mask, jnp.asarray(first, jnp.int32)
-  )
+    mask = np.pad(mask, ((0, 1), (0, 1)))[rows]
+    first = np.where(mask, met, rounds + 1).min(1)
+  return Removals(rows.astype(np.int32), mask, first.astype(np.int32))
 
 
 def counts_left(

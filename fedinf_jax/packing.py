@@ -53,13 +53,36 @@ class Schedule(NamedTuple):
 
 def clients(data: federated.FederatedData) -> Clients:
   """Puts `data` on the device."""
+  return jax.tree.map(jnp.asarray, on_host(data))
+
+
+def on_host(data: federated.FederatedData) -> Clients:
+  """Returns `data` as it will lie on the device, in NumPy arrays."""
   return Clients(
-    jnp.asarray(data.x),
-    jnp.asarray(data.y),
-    jnp.asarray(np.append(data.offsets[:-1], 0), jnp.int32),
-    jnp.asarray(np.append(data.num_examples, 0), jnp.int32),
-    jnp.asarray(rng.id_words([*data.ids, "nobody"])),
+    data.x,
+    data.y,
+    np.append(data.offsets[:-1], 0).astype(np.int32),
+    np.append(data.num_examples, 0).astype(np.int32),
+    rng.id_words([*data.ids, "nobody"]),
   )
+
+
+def excerpt(packed: Clients, some: np.ndarray, rows: int):
+  """Returns x, y and offset of some clients only.
+
+  Args:
+    packed: all clients, on the host.
+    some: which.
+    rows: examples to return; what is left over repeats the first.
+  """
+  index = [
+    np.arange(packed.offset[k], packed.offset[k] + packed.count[k])
+    for k in some
+  ]
+  index = np.resize(np.concatenate([*index, [0]]).astype(int), rows)
+  offset = np.zeros_like(packed.offset)
+  offset[some] = np.cumsum(packed.count[some]) - packed.count[some]
+  return packed.x[index], packed.y[index], offset
 
 
 def take(packed: Clients, client: jax.Array, size: int) -> Examples:
@@ -163,3 +186,21 @@ def schedule(
     if wide.padding <= GOOD_PADDING:
       return wide
   return narrow
+
+
+def deal(
+  plan: Schedule, num_clients: int, devices: int, chunk: int
+) -> Schedule:
+  """Deals the waves of every `chunk` out to devices, which take equal parts.
+
+  Large and small clients alike: the waves are in the order of their size.
+  """
+  num_waves = plan.size_class.shape[1]
+  empty = (0, 0), (0, -num_waves % chunk)
+  clients = np.pad(plan.clients, (*empty, (0, 0)), constant_values=num_clients)
+  size_class = np.pad(plan.size_class, empty)
+  order = np.arange(clients.shape[1]).reshape(-1, chunk // devices, devices)
+  order = order.swapaxes(1, 2).ravel()
+  return plan._replace(
+    clients=clients[:, order], size_class=size_class[:, order]
+  )

@@ -11,6 +11,7 @@ import numpy as np
 from fedinf_jax import influence
 from fedinf_jax import memory
 from fedinf_jax import metrics
+from fedinf_jax import sharding
 from fedinf_jax import tree
 from fedinf_jax import types
 
@@ -24,6 +25,9 @@ class State(NamedTuple):
   replay: types.Params | None  # w_t^(r) of the replayed rows, leaves [E, ...]
   rows: jax.Array | None  # int32 [E], which removals they are
   diverged: jax.Array  # int32 [], first client of a non-finite upload; or -1
+  # int32 [], R. Spread over devices, there may be more rows: of nobody, to make
+  # their number a multiple of the devices.
+  num_removals: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,35 +36,55 @@ class Run:
 
   Attributes:
     params: w_T.
-    eps: each estimator's FIP, leaves [R, ...].
     health: how each estimator fared.
-    exact_eps: exact FIP of `exact_rows`, leaves [E, ...]; or None.
     exact_rows: int [E], which removals were replayed; or None.
     model: the model that was trained.
+    num_removals: R.
+    spread_eps: each estimator's FIP, rows spread over the devices: R of them,
+      and more to make their number a multiple of the devices.
+    spread_exact: the same of the exact FIP; or None.
   """
 
   params: types.Params
-  eps: dict[str, types.Params]
   health: dict[str, influence.Health]
-  exact_eps: types.Params | None
   exact_rows: np.ndarray | None
   model: types.Model
+  num_removals: int
+  spread_eps: dict[str, types.Params]
+  spread_exact: types.Params | None
 
   @classmethod
   def of(cls, model: types.Model, state: State) -> "Run":
     """Reads a run off its state, after any round."""
+    num_removals = int(state.num_removals)
     rows, exact = None, None
     if state.rows is not None:
-      rows = np.asarray(state.rows)
+      rows = np.asarray(sharding.whole(state.rows))
+      rows = rows[rows < num_removals]
       exact = jax.tree.map(lambda a, w: a - w[None], state.replay, state.params)
+    states = state.estimators.items()
+    health = {name: influence.health(s) for name, s in states}
     return cls(
       state.params,
-      {name: s.eps for name, s in state.estimators.items()},
-      {name: influence.health(s) for name, s in state.estimators.items()},
-      exact,
+      {name: _readable(h, num_removals) for name, h in health.items()},
       rows,
       model,
+      num_removals,
+      {name: s.eps for name, s in states},
+      exact,
     )
+
+  @functools.cached_property
+  def eps(self) -> dict[str, types.Params]:
+    """Each estimator's FIP, leaves [R, ...]."""
+    return tree.first_rows(self.spread_eps, self.num_removals)
+
+  @functools.cached_property
+  def exact_eps(self) -> types.Params | None:
+    """Exact FIP of `exact_rows`, leaves [E, ...]; or None."""
+    if self.spread_exact is None:
+      return None
+    return tree.first_rows(self.spread_exact, len(self.exact_rows))
 
   def influence(self, metric, x, y, of: str) -> jax.Array:
     """Returns F(w + ε) − F(w), the influence of each removal on a metric.
@@ -77,14 +101,18 @@ class Run:
     Returns:
       [R, ...]; for "exact" one entry for each of `exact_rows`.
     """
-    eps = self.exact_eps if of == "exact" else self.eps.get(of)
+    exact = of == "exact"
+    eps = self.spread_exact if exact else self.spread_eps.get(of)
     if eps is None:
-      known = [*self.eps, *(["exact"] if self.exact_eps is not None else [])]
+      known = [*self.spread_eps]
+      known += ["exact"] if self.spread_exact is not None else []
       raise ValueError(
         f"of is {of!r}; this run has {', '.join(map(repr, known)) or 'nothing'}"
         ' ("exact" needs exact=True or a list of rows)'
       )
-    x, y = jnp.asarray(x), jnp.asarray(y)
+    mesh = sharding.mesh_of(eps)
+    arrays = [a if isinstance(a, jax.Array) else np.asarray(a) for a in (x, y)]
+    x, y = sharding.put(mesh, arrays, sharding.WHOLE)
     if jax.default_backend() == "cpu":
       # Batched, the time was quadratic in the removals: XLA seems to add w + ε
       # within the product, once for each output.
@@ -92,21 +120,34 @@ class Run:
     else:
       per_row = memory.intermediate_bytes(self.model.apply, self.params, x)
       per_row += memory.tree_bytes(self.params)
-      chunk = memory.chunk_size(jax.tree.leaves(eps)[0].shape[0], per_row)
+      num_rows = jax.tree.leaves(eps)[0].shape[0]
+      chunk = memory.chunk_size(num_rows // sharding.num_devices(mesh), per_row)
     without, present, moved = _scores(
-      self.params, eps, x, y, model=self.model, metric=metric, chunk=chunk
+      self.params,
+      eps,
+      x,
+      y,
+      model=self.model,
+      metric=metric,
+      chunk=chunk,
+      mesh=mesh,
     )
+    count = len(self.exact_rows) if exact else self.num_removals
+    without, moved = without[:count], moved[:count]
     # Out here because a fused difference would be one of unrounded values. An ε
     # of zero has no influence, whatever a batched product rounds to.
     keep = moved.reshape(-1, *[1] * (without.ndim - 1))
     return jnp.where(keep, without - present[None], 0)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "metric", "chunk"))
-def _scores(params, eps, x, y, *, model, metric, chunk):
+@functools.partial(
+  jax.jit, static_argnames=("model", "metric", "chunk", "mesh")
+)
+def _scores(params, eps, x, y, *, model, metric, chunk, mesh):
   """Returns F(w + ε) of every removal, F(w), and which ε are not zero."""
   metric = metrics.of_model(metric, model)
-  with jax.default_matmul_precision("highest"):
+
+  def scores(eps, params, x, y):
     score = lambda w: metric(model.apply(w, x), y)
     without = lambda e: score(jax.tree.map(jnp.add, params, e))
     moves = [
@@ -114,3 +155,18 @@ def _scores(params, eps, x, y, *, model, metric, chunk):
     ]
     moved = functools.reduce(jnp.logical_or, moves)
     return tree.map_rows(without, eps, chunk), score(params), moved
+
+  whole, rows = sharding.WHOLE, sharding.ROWS
+  with jax.default_matmul_precision("highest"):
+    found = sharding.split(
+      scores, mesh, sharding.ALL, (rows, whole, whole, whole),
+      (rows, whole, rows),
+    )(eps, params, x, y)  # fmt: skip
+  return sharding.constrain(mesh, found, whole)
+
+
+def _readable(health, num_removals):
+  """Returns the health of the R removals, where any process can read it."""
+  *arrays, names = health
+  arrays = tree.first_rows(sharding.whole(arrays), num_removals)
+  return influence.Health(*arrays, names)

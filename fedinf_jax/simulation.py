@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence
-import functools
 from typing import Any
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from fedinf_jax import memory
 from fedinf_jax import packing
 from fedinf_jax import rng
 from fedinf_jax import runs
+from fedinf_jax import sharding
 from fedinf_jax import tangent
 from fedinf_jax import tree
 from fedinf_jax import types
@@ -49,6 +49,7 @@ def simulator(
   seed: int = 0,
   replay_chunk: int | None = None,
   upload_chunk: int | None = None,
+  mesh: jax.sharding.Mesh | str | None = None,
 ) -> Simulator:
   """Prepares training by FedAvg, estimates of influence, and exact replay.
 
@@ -64,9 +65,12 @@ def simulator(
     cohorts: int [T, B] positions of clients; None: drawn from the seed.
     params: w_0; None: drawn from the seed.
     seed: of every draw.
-    replay_chunk: removals replayed at once; None: as memory allows.
+    replay_chunk: removals replayed at once on a device; None: as memory allows.
     upload_chunk: waves of participants whose uploads are held at once (at most,
-      and a divisor of their number); None: as memory allows.
+      and a divisor of their number; at least one for each device); None: as
+      memory allows.
+    mesh: None: one device; "auto": all there are; or a Mesh with an axis
+      "removals" and, for models whose uploads do not fit one device, "params".
 
   Returns:
     The pair (init, step): `init() -> state`; `step(state, rounds=1) -> state`
@@ -76,6 +80,7 @@ def simulator(
   Raises:
     ValueError: naming the argument, client or round at fault.
   """
+  mesh = sharding.resolve(mesh)
   checks.seed(seed)
   checks.chunk("replay_chunk", replay_chunk)
   checks.chunk("upload_chunk", upload_chunk)
@@ -89,62 +94,92 @@ def simulator(
   setup = _setup(model, data, fed, estimators, params)
   # Participants whose uploads fit in memory together are heard together. A
   # curvature that cannot upload makes an R × P result for each: one at a time.
-  together = UPLOAD_BYTES // max(
-    1, _upload_bytes(setup, estimators, params, data)
-  )
+  uploads = _uploads(setup, estimators, params, data)
+  together = UPLOAD_BYTES // max(1, memory.tree_bytes(uploads))
   if any(not e.curvature.uploads for e in estimators.values()):
     together = 1
   client_bytes = _gradient_bytes(setup, params, data)
   max_lanes = memory.models_at_once(fed.cohort_size, client_bytes)
-  schedule = packing.schedule(
+  devices = sharding.num_devices(mesh)
+  plan = packing.schedule(
     cohorts,
     data.num_examples,
     fed.batch_size,
-    max_lanes=max(1, min(together, max_lanes)),
+    # Narrow enough that there is a wave for every device.
+    max_lanes=max(1, min(together, max_lanes, -(-fed.cohort_size // devices))),
   )
-  _, num_waves, lanes = schedule.clients.shape
-  upload_chunk = _divisor(num_waves, upload_chunk or max(1, together // lanes))
+  _, num_waves, lanes = plan.clients.shape
+  num_waves = -(-num_waves // devices)  # On each device.
+  chunk = upload_chunk or max(1, together // lanes)
+  upload_chunk = devices * _divisor(num_waves, max(1, chunk // devices))
+  plan = packing.deal(plan, data.num_clients, devices, upload_chunk)
   num_removals = data.num_clients if mask is None else len(mask)
-  everyone = np.arange(num_removals)
+  layout = _layout(mesh, estimators, uploads, num_removals, rows)
   slots, num_slots = _slots(cohorts, data.num_clients)
-  make = functools.partial(
-    leave_one_out.removals, mask, cohorts=cohorts, num_clients=data.num_clients
+  fill = lambda rows: np.pad(
+    rows,
+    (0, sharding.padded(len(rows), mesh) - len(rows)),
+    constant_values=num_removals,  # Nobody.
   )
-  inputs = engine.Inputs(
-    packing.clients(data),
-    jnp.asarray(schedule.clients),
-    jnp.asarray(schedule.size_class),
-    jnp.asarray(slots),
-    make(rows=everyone) if estimators else None,
-    jnp.asarray(_hits(mask, cohorts)) if estimators else None,
-    make(rows=rows) if len(rows) else None,
-    jax.random.key(seed),
+  make = lambda rows: leave_one_out.removals(
+    mask, fill(rows), cohorts, data.num_clients
   )
+  inputs = sharding.put(
+    mesh,
+    engine.Inputs(
+      None,  # The clients themselves follow.
+      plan.clients,
+      plan.size_class,
+      slots,
+      make(np.arange(num_removals)) if estimators else None,
+      _hits(mask, cohorts, layout.num_rows) if estimators else None,
+      make(rows) if len(rows) else None,
+      jax.random.key(seed),
+    ),
+    engine.input_specs(layout)._replace(packed=sharding.WHOLE),
+  )
+  inputs = inputs._replace(packed=_packed(data, plan, layout, upload_chunk))
   if len(rows) and replay_chunk is None:
     per_row = lanes * client_bytes + 4 * memory.tree_bytes(params)
-    replay_chunk = memory.models_at_once(len(rows), per_row)
+    each = sharding.padded(len(rows), mesh) // devices
+    replay_chunk = memory.models_at_once(each, per_row)
   advance = engine.advance(
     setup,
     tuple(estimators.items()),
-    schedule.sizes,
+    plan.sizes,
     replay_chunk,
     upload_chunk,
+    layout,
   )
 
-  def init():
+  def start(params):
     # Copied: `step` donates its state, and `params` may be the caller's.
-    own = jax.tree.map(jnp.array, params)
+    params = jax.tree.map(jnp.copy, params)
     started = {
-      name: e.init(params, num_removals, num_slots)
+      name: e.init(params, layout.num_rows, num_slots)
       for name, e in estimators.items()
     }
     replayed, which = None, None
-    if inputs.replayed is not None:
-      replayed = tree.repeat(params, len(rows))
-      which = jnp.array(inputs.replayed.rows)
+    if len(rows):
+      which = jnp.asarray(fill(rows), jnp.int32)
+      replayed = tree.repeat(params, len(which))
     return runs.State(
-      jnp.int32(0), own, started, replayed, which, jnp.int32(-1)
+      jnp.int32(0),
+      params,
+      started,
+      replayed,
+      which,
+      jnp.int32(-1),
+      jnp.int32(num_removals),
     )
+
+  def init():
+    if mesh is None:
+      return start(params)
+    own = sharding.put(mesh, params, sharding.WHOLE)
+    lie = engine.state_specs(jax.eval_shape(start, own), layout)
+    lie = sharding.shardings(mesh, lie)
+    return jax.jit(start, out_shardings=lie)(own)
 
   def step(state, rounds=1):
     traced = isinstance(state.round, jax.core.Tracer)
@@ -162,6 +197,7 @@ def simulator(
       )
     return state
 
+  step.lower = lambda state: advance.lower(state, 1, inputs)  # As of jax.jit.
   return Simulator(init, step)
 
 
@@ -172,13 +208,19 @@ def from_exact(state: runs.State, name: str) -> runs.State:
   o(C) of Theorem 1: see `theory.new_error`.
   """
   estimator = state.estimators[name]
-  num_removals = estimator.growth.shape[0]
-  if state.rows is None or not np.array_equal(
-    state.rows, np.arange(num_removals)
+  num_removals = int(state.num_removals)
+  rows = None if state.rows is None else sharding.whole(state.rows)
+  if rows is None or not np.array_equal(
+    rows[:num_removals], np.arange(num_removals)
   ):
     raise ValueError("from_exact needs a run with exact=True")
-  exact = jax.tree.map(lambda a, w: a - w[None], state.replay, state.params)
-  estimators = {**state.estimators, name: estimator._replace(eps=exact)}
+  eps = jax.tree.map(
+    lambda e, a, w: jax.device_put(a - w[None], e.sharding),
+    estimator.eps,
+    state.replay,
+    state.params,
+  )
+  estimators = {**state.estimators, name: estimator._replace(eps=eps)}
   return state._replace(estimators=estimators)
 
 
@@ -210,7 +252,7 @@ def upload_bytes(
     return None
   params = checks.params(None, model, 0)
   setup = _setup(model, data, fed, {"": estimator}, params)
-  return _upload_bytes(setup, {"": estimator}, params, data)
+  return memory.tree_bytes(_uploads(setup, {"": estimator}, params, data))
 
 
 def _setup(model, data, fed, estimators, params):
@@ -224,8 +266,8 @@ def _setup(model, data, fed, estimators, params):
   )
 
 
-def _upload_bytes(setup, estimators, params, data):
-  """Returns the bytes of one participant's uploads."""
+def _uploads(setup, estimators, params, data):
+  """Returns the shapes of one participant's uploads, by key."""
   shape = lambda a: jax.ShapeDtypeStruct(
     (setup.max_rows, *a.shape[1:]), a.dtype
   )
@@ -238,12 +280,9 @@ def _upload_bytes(setup, estimators, params, data):
   )
   train = fedavg.local_training(setup.model, setup.fed)
   take_part = engine.participant(setup, estimators, train)
-  _, iterates, uploads, _ = jax.eval_shape(
-    take_part, (params, {}), examples, draws
-  )
+  _, iterates, uploads = jax.eval_shape(take_part, params, examples, draws)
   sample = engine.sampled_reports(setup, estimators)
-  sampled = jax.eval_shape(sample, iterates, examples, draws)
-  return memory.tree_bytes((uploads, sampled))
+  return uploads | jax.eval_shape(sample, iterates, examples, draws)
 
 
 def _gradient_bytes(setup, params, data):
@@ -254,6 +293,51 @@ def _gradient_bytes(setup, params, data):
   )
   loss = lambda w, x, y: setup.model.loss(setup.model.apply(w, x), y).mean()
   return memory.intermediate_bytes(jax.grad(loss), params, x, y)
+
+
+def _layout(mesh, estimators, uploads, num_removals, rows):
+  """Decides what lies on which device."""
+  uploading = {n: e for n, e in estimators.items() if e.curvature.uploads}
+  columns = frozenset()
+  if mesh is not None and mesh.shape[sharding.PARAMS] > 1:
+    columns = frozenset(
+      name
+      for name, e in uploading.items()
+      if isinstance(uploads[e.curvature.key], curvature.Rows)
+    )
+  # Replay, and curvature that cannot be uploaded, read every participant's
+  # examples on every device.
+  alone = not len(rows) and len(uploading) == len(estimators)
+  return sharding.Layout(
+    mesh,
+    sharding.padded(num_removals, mesh),
+    columns,
+    own_data=mesh is not None and alone,
+  )
+
+
+def _packed(data, plan, layout, upload_chunk):
+  """Puts the clients on the devices; with a mesh, only those that are drawn."""
+  mesh = layout.mesh
+  if mesh is None:
+    return packing.clients(data)
+  packed = packing.on_host(data)
+  parts = mesh.size if layout.own_data else 1
+  drawn = plan.clients.reshape(
+    len(plan.clients), -1, parts, upload_chunk // parts * plan.clients.shape[2]
+  )
+  needed = [
+    np.setdiff1d(drawn[:, :, part], data.num_clients) for part in range(parts)
+  ]
+  rows = max(packed.count[some].sum() for some in needed)
+  rows = int(max(rows, plan.sizes[-1]))
+  excerpt = lambda part: packing.excerpt(packed, needed[part], rows)
+  if layout.own_data:
+    x, y, offset = sharding.by_device(mesh, excerpt)
+  else:
+    x, y, offset = sharding.put(mesh, excerpt(0), sharding.WHOLE)
+  count, words = sharding.put(mesh, packed[3:], sharding.WHOLE)
+  return packing.Clients(x, y, offset, count, words)
 
 
 def _divisor(number, limit):
@@ -276,13 +360,13 @@ def _slots(cohorts, num_clients):
   return slots, num_slots
 
 
-def _hits(mask, cohorts):
-  """Returns which removals touch each cohort, [T, H], filled up with R."""
+def _hits(mask, cohorts, nowhere):
+  """Returns which removals touch each cohort, [T, H], filled up."""
   if mask is None:
     return cohorts
   touched = [np.flatnonzero(mask[:, cohort].any(1)) for cohort in cohorts]
   most = max(1, max(len(rows) for rows in touched))
   fill = lambda rows: np.pad(
-    rows, (0, most - len(rows)), constant_values=len(mask)
+    rows, (0, most - len(rows)), constant_values=nowhere
   )
   return np.stack([fill(rows) for rows in touched]).astype(np.int32)

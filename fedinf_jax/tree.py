@@ -38,6 +38,13 @@ def repeat(tree, times):
   )
 
 
+def first_rows(tree, num_rows):
+  """Returns the first rows; all of them without a copy."""
+  return jax.tree.map(
+    lambda a: a if a.shape[0] == num_rows else a[:num_rows], tree
+  )
+
+
 def map_rows(function, rows, chunk):
   """Maps `function` over rows (leaves [R, ...]), `chunk` of them at a time.
 

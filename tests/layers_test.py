@@ -11,7 +11,16 @@ ROOT = pathlib.Path(fedinf_jax.__file__).parent
 # From the ground up; a module may import from its own floor or a lower one,
 # never from itself upwards.
 FLOORS = [
-  {"types", "tree", "rng", "memory", "lanczos", "guards", "shapley"},
+  {
+    "types",
+    "tree",
+    "rng",
+    "memory",
+    "lanczos",
+    "guards",
+    "shapley",
+    "sharding",
+  },
   {"data", "models"},
   {"metrics", "packing"},
   {"fedavg"},

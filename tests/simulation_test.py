@@ -129,7 +129,7 @@ def test_every_product_asks_for_full_precision():
   x, y = make_data().pooled()
   influence = jax.make_jaxpr(
     lambda p, e: runs._scores(
-      p, e, x, y, model=MODEL, metric=fi.metrics.loss, chunk=4
+      p, e, x, y, model=MODEL, metric=fi.metrics.loss, chunk=4, mesh=None
     )
   )(run.params, run.exact_eps)
   dots += [

@@ -95,7 +95,7 @@ def test_checkpoints_keep_the_latest_and_those_asked_for(tmp_path):
   for round_ in range(1, 7):
     saved.save(state(round_), round_)
   assert saved.rounds() == [2, 5, 6]
-  found, round_ = saved.restore(state(0))
+  found, round_ = saved.restore(lambda: state(0))
   assert round_ == 6
   assert found["none"] is None
   np.testing.assert_array_equal(found["eps"], state(6)["eps"])
@@ -109,13 +109,13 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
     saved.save(state(round_), round_)
   spoil(tmp_path / "c" / "4")
   said = []
-  found, round_ = saved.restore(state(0), warn=said.append)
+  found, round_ = saved.restore(lambda: state(0), warn=said.append)
   assert round_ == 3
   np.testing.assert_array_equal(found["eps"], state(3)["eps"])
   assert len(said) == 1
   assert said[0].startswith("the checkpoint of round 4 is damaged")
   spoil(tmp_path / "c" / "3")
-  found, round_ = saved.restore(state(0), warn=said.append)
+  found, round_ = saved.restore(lambda: state(0), warn=said.append)
   assert round_ == 0
   np.testing.assert_array_equal(found["eps"], state(0)["eps"])
   assert len(said) == 2

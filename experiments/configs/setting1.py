@@ -35,6 +35,7 @@ def get_config():
       "estimators": "both,relu",  # Names of experiments/estimators.py.
       "exact": "all",  # Clients to replay: all, none or a number.
       "evaluate_every": 25,
+      "mesh": "auto",  # Devices: auto, none, N, or NxM (removals x parameters).
       "tracked": 3,  # Clients whose layers are written to layers.csv.
       "cleanse_round": 700,  # A checkpoint to keep, for experiments.cleanse.
     }
