@@ -12,12 +12,17 @@ import pathlib
 import time
 
 from absl import flags
+import jax
 import numpy as np
 from rich import console as rich_console
 from rich import table as rich_table
 
+from experiments import bench_measure
+from experiments import devices
+from experiments import estimators as named
 from experiments import finishing
 from experiments import launch
+from experiments import planning
 from experiments import problem as problems
 from experiments import processes
 from experiments import report
@@ -36,6 +41,10 @@ _SAVE_ROUNDS = flags.DEFINE_integer(
 _SAVE_MINUTES = flags.DEFINE_float(
   "checkpoint_minutes", 1.0, "Minutes between checkpoints.", lower_bound=0
 )
+_PLAN = flags.DEFINE_boolean(
+  "plan", False, "Print what the run needs on each device, and end. The mesh"
+  " may have more devices than there are here.",
+)  # fmt: skip
 EXTREMES = 5  # Clients to name on the screen, at each end.
 
 
@@ -45,6 +54,9 @@ def main(argv):
   name = launch.config_name()
   folder = pathlib.Path(_WORKDIR.value or f"runs/{name}")
   config = problems.scaled(_CONFIG.value)
+  if _PLAN.value:
+    show_plan(config, rich_console.Console())
+    return
   processes.join()
   screen = rich_console.Console(quiet=not processes.is_first())
   if not _SEEDS.value:
@@ -84,6 +96,33 @@ def run(name, config, folder, screen):
   workdirs.append_json(folder / "timing.jsonl", line)
   _print_verdict(screen, folder, summary, trained)
   return summary
+
+
+def show_plan(config, screen):
+  """Prints what each device would need and do."""
+  problem = problems.build(config, _DATA_DIR.value)
+  train = problem.train
+  estimators = named.build(config.estimators)
+  exact = problems.exact_rows(config.exact, train.num_clients, config.seed)
+  replayed = train.num_clients if exact is True else len(exact or ())
+  drawn = training.selected(problem, config.seed) > 0
+  sizes = planning.sizes_of(problem, estimators, replayed, drawn)
+  shape = devices.shape(config.mesh)
+  flops = 1e9 * bench_measure.gemm_peak()
+  machine = planning.Machine(*shape, flops)
+  compiled = None
+  if machine.devices <= jax.device_count():
+    _, step = fi.simulator(
+      problem.model,
+      train,
+      problem.fed,
+      estimators=estimators,
+      exact=exact,
+      mesh=devices.mesh(config.mesh),
+    )
+    compiled = planning.compiled_bytes(step)
+  screen.print(training.describe(launch.config_name(), problem))
+  screen.print(planning.table(sizes, machine, problem.fed.rounds, compiled))
 
 
 def over_seeds(summaries: list[dict]) -> dict:

@@ -5,11 +5,13 @@ and uploads, never a row of ε.
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
+import numpy as np
 
 from fedinf_jax import curvature
 from fedinf_jax import fedavg
@@ -42,7 +44,7 @@ class Heard(NamedTuple):
   iterates: types.Params | None  # leaves [b, M, ...], where they are asked for
   uploads: dict  # by key of curvature
   grams: dict  # by name of estimator
-  finite: jax.Array  # bool [b]
+  finite: jax.Array  # int32 [b], 0 or 1
 
 
 def input_specs(layout: sharding.Layout) -> Inputs:
@@ -88,12 +90,11 @@ def advance(setup, estimators, sizes, replay_chunk, upload_chunk, layout):
   estimators = dict(estimators)
   fed, mesh = setup.fed, layout.mesh
   whole, rows = sharding.WHOLE, sharding.ROWS
-  data = input_specs(layout).packed
   hear = sharding.split(
     _hear(setup, estimators, sizes, layout),
     mesh,
     sharding.ALL,
-    (whole, data, rows, rows),
+    (whole, input_specs(layout).packed, rows, rows),
     rows,
   )
   begin, absorb, end = {}, {}, {}
@@ -105,7 +106,7 @@ def advance(setup, estimators, sizes, replay_chunk, upload_chunk, layout):
       _absorb(setup, name, e, sizes, layout),
       mesh,
       axes,
-      (by, by, by, whole, data, whole),
+      (by, by, by, whole, whole, whole),
       by,
     )
     end[name] = sharding.split(
@@ -115,7 +116,7 @@ def advance(setup, estimators, sizes, replay_chunk, upload_chunk, layout):
     _replay(setup, sizes, replay_chunk),
     mesh,
     sharding.ALL,
-    (rows, rows, whole, data, whole),
+    (rows, rows, whole, whole, whole),
     rows,
   )
 
@@ -141,9 +142,11 @@ def advance(setup, estimators, sizes, replay_chunk, upload_chunk, layout):
     def hear_chunk(so_far, chunk):
       waves, size_class, base, shares = chunk
       heard = hear(
-        (state.params, draws, hits), inputs.packed, waves, size_class
+        (state.params, draws, hits),
+        inputs.packed,
+        *_dealt(mesh, waves, size_class, nobody=len(inputs.packed.count) - 1),
       )
-      heard = _publish(heard, state.params, layout)
+      heard = _publish(heard, state.params, waves.shape, layout)
       said = heard, base, inputs.slots[waves].reshape(-1), hits
       so_far = {
         name: absorb[name](
@@ -151,13 +154,15 @@ def advance(setup, estimators, sizes, replay_chunk, upload_chunk, layout):
           so_far[name],
           shares,
           said,
-          inputs.packed,
+          everyones,
           (draws, waves, size_class),
         )
         for name in estimators
       }
       return so_far, (heard.local, heard.finite)
 
+    # Whoever needs every participant's examples has them; see `own_data`.
+    everyones = None if layout.own_data else inputs.packed
     begun = {n: begin[n](state.estimators[n]) for n in estimators}
     chunks = *map(by_chunk, (waves, size_class, base)), shares_by_chunk
     heard, (local, finite) = lax.scan(hear_chunk, begun, chunks)
@@ -178,9 +183,9 @@ def advance(setup, estimators, sizes, replay_chunk, upload_chunk, layout):
     replayed = state.replay
     if replayed is not None:
       turn = draws, waves, size_class, counts
-      replayed = replay(replayed, inputs.replayed, params, inputs.packed, turn)
+      replayed = replay(replayed, inputs.replayed, params, everyones, turn)
     culprit = waves.reshape(-1)[jnp.argmin(finite.reshape(-1))]
-    diverged = jnp.where(finite.all(), -1, culprit)
+    diverged = jnp.where(finite.min() > 0, -1, culprit)
     state = state._replace(
       round=round_,
       params=params,
@@ -273,7 +278,7 @@ def _hear(setup, estimators, sizes, layout):
       for name, e in estimators.items()
       if e.curvature.uploads
     }
-    finite = tree.finite_rows((local, uploads))
+    finite = tree.finite_rows((local, uploads)).astype(jnp.int32)
     return Heard(local, iterates, uploads, grams, finite)
 
   return hear
@@ -347,26 +352,60 @@ def _replay(setup, sizes, chunk):
   return replay
 
 
-def _publish(heard, params, layout):
-  """Gives every device what participants have sent: its columns, or all."""
+def _dealt(mesh, waves, size_class, nobody):
+  """Arranges waves so that each device's part has large and small clients."""
+  if mesh is None:
+    return waves, size_class
+  order = sharding.dealt(mesh, len(waves))
+  empty = len(order) - len(waves)
+  waves = jnp.pad(waves, ((0, empty), (0, 0)), constant_values=nobody)
+  return waves[order], jnp.pad(size_class, (0, empty))[order]
+
+
+def _publish(heard, params, shape, layout):
+  """Gives every device what participants have sent: its columns, or all.
+
+  Args:
+    heard: of all devices, each its own participants.
+    params: a model, for the shapes.
+    shape: waves and lanes that there are to hear.
+    layout: what lies where.
+
+  Returns:
+    The same, in the order of the waves.
+  """
   mesh = layout.mesh
   if mesh is None:
     return heard
-
-  def specs(of_participants):
-    lie = jax.tree.map(lambda _: sharding.Spec(of_participants), heard)
-    for key, report in heard.uploads.items():
-      if layout.columns and isinstance(report, curvature.Rows):
-        before = sharding.Spec(of_participants, None, None)
-        columns = sharding.column_specs(mesh, params, before)
-        lie.uploads[key] = lie.uploads[key]._replace(rows=columns)
-    return lie
-
+  num_waves, lanes = shape
+  axes, by = sharding.ALL, jax.tree.map(lambda _: sharding.ROWS, heard)
   if layout.columns:
-    # By itself the compiler would not find the way: first the devices along
-    # `params` exchange columns, then those along `removals` share them.
-    heard = sharding.constrain(mesh, heard, specs(sharding.REMOVALS))
-  return sharding.constrain(mesh, heard, specs(None))
+    # Devices along `params` exchange columns before all share them.
+    axes = (sharding.REMOVALS,)
+    by = jax.tree.map(lambda _: sharding.Spec(axes), heard)
+    cut = sharding.column_specs(mesh, params, sharding.Spec(axes, None, None))
+    lie = jax.tree.map(lambda spec: spec, by)
+    for key, report in heard.uploads.items():
+      if isinstance(report, curvature.Rows):
+        lie.uploads[key] = lie.uploads[key]._replace(rows=cut)
+    heard = sharding.constrain(mesh, heard, lie)
+
+  # Where each participant belongs; those of empty waves nowhere. Summed and not
+  # gathered: with more devices than participants, most have nothing to say.
+  order = sharding.dealt(mesh, num_waves)
+  places = order[:, None] * lanes + np.arange(lanes)
+
+  def publish(heard):
+    parts = math.prod(mesh.shape[a] for a in axes)
+    own = jnp.asarray(places.reshape(parts, -1))[lax.axis_index(axes)]
+
+    def one(a):
+      all_ = jnp.zeros((num_waves * lanes, *a.shape[1:]), a.dtype)
+      return lax.psum(all_.at[own].set(a, mode="drop"), axes)
+
+    return jax.tree.map(one, heard)
+
+  return sharding.split(publish, mesh, axes, (by,), sharding.WHOLE)(heard)
 
 
 def _uploading(estimators, sampled):

@@ -186,21 +186,3 @@ def schedule(
     if wide.padding <= GOOD_PADDING:
       return wide
   return narrow
-
-
-def deal(
-  plan: Schedule, num_clients: int, devices: int, chunk: int
-) -> Schedule:
-  """Deals the waves of every `chunk` out to devices, which take equal parts.
-
-  Large and small clients alike: the waves are in the order of their size.
-  """
-  num_waves = plan.size_class.shape[1]
-  empty = (0, 0), (0, -num_waves % chunk)
-  clients = np.pad(plan.clients, (*empty, (0, 0)), constant_values=num_clients)
-  size_class = np.pad(plan.size_class, empty)
-  order = np.arange(clients.shape[1]).reshape(-1, chunk // devices, devices)
-  order = order.swapaxes(1, 2).ravel()
-  return plan._replace(
-    clients=clients[:, order], size_class=size_class[:, order]
-  )

@@ -7,6 +7,7 @@ Participants train on all devices. `None` instead of a mesh is one device.
 """
 
 from collections.abc import Callable
+import functools
 import math
 from typing import NamedTuple
 
@@ -95,6 +96,14 @@ def num_devices(mesh) -> int:
 def padded(number: int, mesh) -> int:
   """Rounds a number of rows up to a multiple of the devices."""
   return -(-number // num_devices(mesh)) * num_devices(mesh)
+
+
+def dealt(mesh, number: int) -> np.ndarray:
+  """Deals out things like cards: the order in which parts of them are equal.
+
+  Numbers beyond the last fill up.
+  """
+  return np.arange(padded(number, mesh)).reshape(-1, mesh.size).T.ravel()
 
 
 def split(function: Callable, mesh, axes, in_specs, out_specs) -> Callable:
@@ -219,7 +228,10 @@ def mesh_of(tree) -> jax.sharding.Mesh | None:
 def whole(tree):
   """Returns small arrays in full on every device: hosts can read them."""
   mesh = mesh_of(tree)
-  if mesh is None:
-    return tree
+  return tree if mesh is None else _gather(mesh)(tree)
+
+
+@functools.lru_cache(maxsize=8)
+def _gather(mesh):
   everywhere = jax.sharding.NamedSharding(mesh, WHOLE)
-  return jax.jit(lambda tree: tree, out_shardings=everywhere)(tree)
+  return jax.jit(lambda tree: tree, out_shardings=everywhere)

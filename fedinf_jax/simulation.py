@@ -67,8 +67,7 @@ def simulator(
     seed: of every draw.
     replay_chunk: removals replayed at once on a device; None: as memory allows.
     upload_chunk: waves of participants whose uploads are held at once (at most,
-      and a divisor of their number; at least one for each device); None: as
-      memory allows.
+      and a divisor of their number); None: as memory allows.
     mesh: None: one device; "auto": all there are; or a Mesh with an axis
       "removals" and, for models whose uploads do not fit one device, "params".
 
@@ -109,10 +108,7 @@ def simulator(
     max_lanes=max(1, min(together, max_lanes, -(-fed.cohort_size // devices))),
   )
   _, num_waves, lanes = plan.clients.shape
-  num_waves = -(-num_waves // devices)  # On each device.
-  chunk = upload_chunk or max(1, together // lanes)
-  upload_chunk = devices * _divisor(num_waves, max(1, chunk // devices))
-  plan = packing.deal(plan, data.num_clients, devices, upload_chunk)
+  upload_chunk = _divisor(num_waves, upload_chunk or max(1, together // lanes))
   num_removals = data.num_clients if mask is None else len(mask)
   layout = _layout(mesh, estimators, uploads, num_removals, rows)
   slots, num_slots = _slots(cohorts, data.num_clients)
@@ -173,13 +169,26 @@ def simulator(
       jnp.int32(num_removals),
     )
 
+  shapes = jax.eval_shape(start, params)
+  lie = None
+  if mesh is not None:
+    lie = sharding.shardings(mesh, engine.state_specs(shapes, layout))
+
   def init():
     if mesh is None:
       return start(params)
     own = sharding.put(mesh, params, sharding.WHOLE)
-    lie = engine.state_specs(jax.eval_shape(start, own), layout)
-    lie = sharding.shardings(mesh, lie)
     return jax.jit(start, out_shardings=lie)(own)
+
+  def lower():
+    """As of jax.jit: the program of `step`, for a state that need not exist."""
+    state = shapes
+    if mesh is not None:
+      place = lambda to, part: jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=to), part
+      )
+      state = jax.tree.map(place, lie, shapes)
+    return advance.lower(state, 1, inputs)
 
   def step(state, rounds=1):
     traced = isinstance(state.round, jax.core.Tracer)
@@ -197,7 +206,7 @@ def simulator(
       )
     return state
 
-  step.lower = lambda state: advance.lower(state, 1, inputs)  # As of jax.jit.
+  step.lower = lower
   return Simulator(init, step)
 
 
@@ -323,11 +332,12 @@ def _packed(data, plan, layout, upload_chunk):
     return packing.clients(data)
   packed = packing.on_host(data)
   parts = mesh.size if layout.own_data else 1
-  drawn = plan.clients.reshape(
-    len(plan.clients), -1, parts, upload_chunk // parts * plan.clients.shape[2]
-  )
+  rounds, _, lanes = plan.clients.shape
+  drawn = plan.clients.reshape(rounds, -1, upload_chunk, lanes)
+  # As `sharding.dealt` deals the waves of a chunk out.
   needed = [
-    np.setdiff1d(drawn[:, :, part], data.num_clients) for part in range(parts)
+    np.setdiff1d(drawn[:, :, part::parts], data.num_clients)
+    for part in range(parts)
   ]
   rows = max(packed.count[some].sum() for some in needed)
   rows = int(max(rows, plan.sizes[-1]))

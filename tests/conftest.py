@@ -1,9 +1,10 @@
-"""Test-wide settings: double precision, no silent broadcasting, a counter."""
+"""Test-wide settings: double precision, eight devices, strict broadcasting."""
 
 import jax
 import pytest
 
 jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 

@@ -1,0 +1,103 @@
+r"""What fits where: devices, memory and time for federations of any size.
+
+python -m experiments.plan [--memory_gb=80 --tflops=60 --link_gbs=25]
+
+By the formulas of `experiments.run --plan`, which does the same for one recipe.
+Nothing is run.
+"""
+
+from absl import flags
+from rich import console
+from rich import table
+
+from experiments import launch
+from experiments import planning
+
+_MEMORY = flags.DEFINE_float("memory_gb", 80, "Of one device.")
+_TFLOPS = flags.DEFINE_float("tflops", 60, "Of one device, in float32.")
+_LINK = flags.DEFINE_float("link_gbs", 25, "GB/s that one device receives.")
+_CLIENTS = flags.DEFINE_list("clients", ["1e4", "1e5", "1e6"], "Clients, K.")
+_PARAMS = flags.DEFINE_list(
+  "params", ["1e4", "1e6", "1e8"], "Parameters of the model, P."
+)
+_PARTICIPANTS = flags.DEFINE_integer("participants", 10, "Of a round, B.")
+_STEPS = flags.DEFINE_integer("steps", 2, "Local steps, m.")
+_SAMPLES = flags.DEFINE_integer("samples", 20, "Gradients a step, N_s.")
+_EXAMPLES = flags.DEFINE_integer("examples", 100, "Of a participant.")
+_MOST = 2**20  # Devices to try.
+
+
+def main(argv):
+  """Prints, for each size, the fewest devices that it fits."""
+  del argv
+  screen = console.Console()
+  shown = table.Table(
+    *("clients", "params", "devices", "each", "a round", "most of it")
+  )
+  for clients in _numbers(_CLIENTS):
+    for params in _numbers(_PARAMS):
+      size = sizes(clients, params)
+      machine = fewest_devices(size)
+      if machine is None:
+        shown.add_row(_power(clients), _power(params), "none fits")
+        continue
+      found = planning.plan(size, machine)
+      shown.add_row(
+        _power(clients),
+        _power(params),
+        f"{machine.removals} × {machine.params}",
+        planning.amount(found.memory, "B"),
+        f"{found.seconds:.2g} s",
+        planning.bottleneck(size, machine),
+      )
+  screen.print(shown)
+
+
+def sizes(clients: int, params: int) -> planning.Sizes:
+  """Makes up a federation that keeps every ε with one estimator."""
+  rows = _STEPS.value * _SAMPLES.value
+  return planning.Sizes(
+    clients=clients,
+    params=params,
+    participants=_PARTICIPANTS.value,
+    steps=_STEPS.value,
+    uploads=(4 * rows * params,),
+    propagations=(4 * rows * params,),
+    # Forward, for the inputs and for the weights: two operations each.
+    training=6 * params * _STEPS.value * _EXAMPLES.value,
+  )
+
+
+def fewest_devices(size: planning.Sizes) -> planning.Machine | None:
+  """Returns the smallest mesh of powers of two that has enough memory."""
+  devices = 1
+  while devices <= _MOST:
+    along = 1
+    while along <= min(devices, 64):
+      machine = planning.Machine(
+        devices // along,
+        along,
+        1e12 * _TFLOPS.value,
+        1e9 * _LINK.value,
+        1e9 * _MEMORY.value,
+      )
+      if planning.plan(size, machine).memory <= machine.memory:
+        return machine
+      along *= 2
+    devices *= 2
+  return None
+
+
+def _numbers(flag):
+  try:
+    return [int(float(text)) for text in flag.value]
+  except ValueError as error:
+    raise ValueError(f"--{flag.name}: {error}") from error
+
+
+def _power(number):
+  return f"{number:.0e}".replace("e+0", "e")
+
+
+if __name__ == "__main__":
+  launch.run(main)

@@ -1,0 +1,120 @@
+"""What --plan says is what the compiled program needs."""
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import devices
+from experiments import estimators as named
+from experiments import planning
+from experiments import problem as problems
+from experiments import training
+import fedinf_jax as fi
+from fedinf_jax import sharding
+from tests import binaries
+
+CLIENTS, FEATURES, CLASSES = 800, 1000, 10
+
+
+def make_problem():
+  draw = np.random.default_rng(0)
+  data = fi.data.partition.iid(
+    draw.standard_normal((20 * CLIENTS, FEATURES), np.float32),
+    draw.integers(0, CLASSES, 20 * CLIENTS).astype(np.int32),
+    num_clients=CLIENTS,
+    seed=0,
+    num_classes=CLASSES,
+  )
+  fed = fi.FedAvg(rounds=6, cohort_size=8, local_steps=2, learning_rate=0.01)
+  model = fi.models.logreg(FEATURES, CLASSES)
+  return problems.Problem(
+    data, data.x[:9], data.y[:9], model, fed, "noise", True, ()
+  )
+
+
+@pytest.mark.parametrize(
+  ("names", "exact", "shapes"),
+  [
+    ("both", False, [(1, 1), (2, 1), (8, 1), (4, 2)]),
+    ("truncated", True, [(1, 1), (8, 1)]),
+    ("basic", False, [(4, 1)]),
+  ],
+)
+def test_memory_falls_as_planned(enable_x32, names, exact, shapes):
+  problem, estimators = make_problem(), named.build(names)
+  drawn = training.selected(problem, 0) > 0
+  sizes = planning.sizes_of(problem, estimators, CLIENTS if exact else 0, drawn)
+  before = np.inf
+  for shape in shapes:
+    count = np.prod(shape)
+    mesh = sharding.grid(jax.devices()[:count], shape[1]) if count > 1 else None
+    _, step = fi.simulator(
+      problem.model,
+      problem.train,
+      problem.fed,
+      exact=exact,
+      estimators=estimators,
+      mesh=mesh,
+    )
+    compiled = planning.compiled_bytes(step)
+    planned = planning.plan(sizes, planning.Machine(*shape, 1e11)).memory
+    assert 0.8 < planned / compiled < 1.2, (shape, planned, compiled)
+    assert compiled < before
+    before = compiled
+
+
+def test_operations_are_shared_out():
+  sizes = planning.Sizes(
+    clients=1000,
+    params=10_000,
+    participants=8,
+    steps=2,
+    uploads=(4 * 40 * 10_000,),
+    propagations=(4 * 40 * 10_000,),
+    training=6e7,
+    replayed=1000,
+  )
+  one, eight, cut = (
+    planning.plan(sizes, planning.Machine(*shape, 1e12, 1e10))
+    for shape in ((1, 1), (8, 1), (4, 2))
+  )
+  assert one.traffic == 0
+  for part in ("training", "propagation", "replay"):
+    assert getattr(eight, part) == getattr(one, part) / 8
+    assert getattr(cut, part) == getattr(eight, part)
+  assert eight.state < one.state / 7
+  assert cut.working < eight.working  # Uploads are cut, too.
+  assert cut.traffic < eight.traffic
+  assert eight.seconds == eight.operations / 1e12 + eight.traffic / 1e10
+  machine = planning.Machine(8, 1, 1e12, 1e10, memory=1e6)
+  assert planning.bottleneck(sizes, machine) == "memory"
+  slow = planning.Machine(8, 1, 1e15, 1e6)
+  assert planning.bottleneck(sizes, slow) == "traffic"
+
+
+@pytest.mark.parametrize(
+  ("wanted", "shape"),
+  [("auto", (8, 1)), ("none", (1, 1)), ("5", (5, 1)), ("4x2", (4, 2))],
+)
+def test_devices_of_a_recipe(wanted, shape):
+  assert devices.shape(wanted) == shape
+  mesh = devices.mesh(wanted)
+  assert shape == (1, 1) if mesh is None else mesh.devices.shape == shape
+
+
+@pytest.mark.parametrize("wanted", ["all", "0", "2x2x2", "-1", "9", "8x2"])
+def test_devices_that_there_are_not(wanted):
+  with pytest.raises(ValueError, match="mesh is"):
+    devices.mesh(wanted)
+
+
+def test_plans_on_the_screen():
+  done = binaries.start("run", "--plan", "--config.mesh=64x2", *binaries.SMALL)
+  assert done.returncode == 0, done.stderr
+  assert "64 × 2 device(s)" in done.stdout
+  assert "memory in all" in done.stdout
+  done = binaries.start("plan", "--params=1e4,1e8")
+  assert done.returncode == 0, done.stderr
+  lines = [line.split() for line in done.stdout.splitlines() if "1e" in line]
+  assert len(lines) == 6
+  assert lines[0][1:6:2] == ["1e4", "1e4", "1"]
