@@ -72,6 +72,8 @@ def checkpoints(folder: pathlib.Path, keep: set[int]) -> Checkpoints:
         ),
       )
     except Exception as error:  # Orbax raises what its parts raise.
+      if jax.process_count() > 1 and not isinstance(error, OSError):
+        raise processes.Alone(_reason(error)) from error
       raise OSError(
         f"the checkpoint of round {round_} cannot be saved in {folder}"
         f" ({_reason(error)})"

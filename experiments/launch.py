@@ -68,7 +68,7 @@ def _guarded(main):
       main(argv)
     except (ValueError, OSError) as error:
       _refuse(error)
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, processes.Alone) as error:
       if not jax.distributed.is_initialized():
         raise
       print(processes.alone(str(error)), file=sys.stderr)

@@ -32,6 +32,10 @@ _PROCESS_ID = flags.DEFINE_integer(
 )
 
 
+class Alone(Exception):
+  """What can only be done together has failed."""
+
+
 def join():
   """Joins the other processes, if the flags say that there are any."""
   given = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
