@@ -23,31 +23,34 @@ ARGUMENTS = (
 )
 
 
-def begin(workdir, cache, processes=2):
+def begin(workdir, cache, processes=2, slurm=False):
   """Starts processes with two devices each; or one with one."""
-  arguments, env = [*ARGUMENTS, f"--workdir={workdir}"], {}
-  if processes > 1:
-    with socket.socket() as free:
-      free.bind(("localhost", 0))
-      port = free.getsockname()[1]
-    arguments += [f"--coordinator=localhost:{port}"]
-    arguments += [f"--num_processes={processes}"]
-    env = {"JAX_NUM_CPU_DEVICES": "2"}
-  return [
-    subprocess.Popen(
-      binaries.command(
-        "run",
-        *arguments,
-        *([f"--process_id={i}"] if processes > 1 else []),
-      ),
+  with socket.socket() as free:
+    free.bind(("localhost", 0))
+    port = free.getsockname()[1]
+
+  def start(i):
+    arguments, env = [*ARGUMENTS, f"--workdir={workdir}"], {}
+    if processes > 1:
+      env = {"JAX_NUM_CPU_DEVICES": "2"}
+    if slurm:  # As srun would: JAX finds everything out by itself.
+      arguments += ["--distributed"]
+      env |= {"SLURM_JOB_ID": str(port), "SLURM_STEP_NODELIST": "localhost"}
+      env |= {"SLURM_NTASKS": str(processes), "SLURM_PROCID": str(i)}
+      env |= {"SLURM_LOCALID": str(i)}
+    elif processes > 1:
+      arguments += [f"--coordinator=localhost:{port}"]
+      arguments += [f"--num_processes={processes}", f"--process_id={i}"]
+    return subprocess.Popen(
+      binaries.command("run", *arguments),
       cwd=binaries.ROOT,
       env=binaries.environment(cache) | env,
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
     )
-    for i in range(processes)
-  ]
+
+  return [start(i) for i in range(processes)]
 
 
 def finish(started):
@@ -121,14 +124,14 @@ def test_killed_it_ends_with_one_line_and_resumes(runs):
   assert_same_influence(folder / "from_two", folder / "one")
 
 
-def test_a_checkpoint_of_one_process_goes_on_with_two(runs):
+def test_a_checkpoint_of_one_process_goes_on_with_two_of_slurm(runs):
   folder, cache, _ = runs
   workdir = folder / "from_one"
   shutil.copytree(folder / "one", workdir)
   for path in (workdir / "checkpoints").glob("*"):
     if path.name != "10":  # The one that is kept for cleansing.
       shutil.rmtree(path) if path.is_dir() else path.unlink()
-  (said, _), _ = finish(begin(workdir, cache))
+  (said, _), _ = finish(begin(workdir, cache, slurm=True))
   assert "resuming after round 10" in said
   assert_same_influence(workdir, folder / "two")
 
