@@ -100,9 +100,16 @@ def plan(sizes: Sizes, machine: Machine) -> Plan:
     inputs *= sizes.drawn
     if not replayed and not sizes.applied:
       inputs /= devices
-  # Uploads exist twice while they are shared, and whole before they are cut.
-  sent = 2 * max(together / machine.params, lanes) * upload
+  # Uploads exist twice while waves of several, or devices, put them together,
+  # and whole before they are cut.
+  at_once = memory.models_at_once(lanes, max(1, sizes.gradient))
+  copies = 2 if devices > 1 or at_once > 1 else 1
+  sent = copies * max(together / machine.params, lanes) * upload
   hear = estimators * eps + sent + 2 * sizes.participants * model
+  hear += at_once * sizes.forward
+  for bytes_ in sizes.uploads:  # Gram matrices, u = Gε and what comes of it.
+    n = bytes_ / model
+    hear += together * n * (n + 4 * rows * machine.params) * sizes.item
   if sizes.applied:  # What a participant takes from every ε, and its sum.
     hear += 2 * eps
   end = (estimators + 1) * eps if estimators else 0

@@ -178,9 +178,7 @@ def test_what_a_mesh_may_be():
 def test_no_device_repeats_anothers_training():
   draw = np.random.default_rng(0)
   data = fi.FederatedData.from_clients(
-    [
-      (draw.normal(size=(20, 300)), draw.integers(0, 3, 20)) for _ in range(16)
-    ]
+    [(draw.normal(size=(20, 300)), draw.integers(0, 3, 20)) for _ in range(16)]
   )
   fed = fi.FedAvg(rounds=1, cohort_size=8, local_steps=1, learning_rate=0.1)
   model = fi.models.logreg(300, 3)
