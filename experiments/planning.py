@@ -155,7 +155,7 @@ def bottleneck(sizes: Sizes, machine: Machine) -> str:
 
 def compiled_bytes(step) -> int:
   """Returns what the compiled program of a simulator's `step` needs."""
-  found = step.lower().compile().memory_analysis()
+  found = step.program().compile().memory_analysis()
   return (
     found.argument_size_in_bytes
     + found.output_size_in_bytes

@@ -26,4 +26,4 @@ from fedinf_jax.simulation import simulator as simulator
 from fedinf_jax.simulation import upload_bytes as upload_bytes
 from fedinf_jax.types import Model as Model
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -5,15 +5,14 @@ and uploads, never a row of ε.
 """
 
 import functools
-import math
 from typing import NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
-import numpy as np
 
 from fedinf_jax import curvature
+from fedinf_jax import exchange
 from fedinf_jax import fedavg
 from fedinf_jax import influence
 from fedinf_jax import leave_one_out
@@ -21,7 +20,6 @@ from fedinf_jax import packing
 from fedinf_jax import runs
 from fedinf_jax import sharding
 from fedinf_jax import tree
-from fedinf_jax import types
 
 
 class Inputs(NamedTuple):
@@ -35,16 +33,6 @@ class Inputs(NamedTuple):
   hits: jax.Array | None  # int32 [T, H], removals that touch the cohort
   replayed: leave_one_out.Removals | None
   root: jax.Array  # the run's key
-
-
-class Heard(NamedTuple):
-  """What some participants have sent."""
-
-  local: types.Params  # w_{t,m}^k, leaves [b, ...]
-  iterates: types.Params | None  # leaves [b, M, ...], where they are asked for
-  uploads: dict  # by key of curvature
-  grams: dict  # by name of estimator
-  finite: jax.Array  # int32 [b], 0 or 1
 
 
 def input_specs(layout: sharding.Layout) -> Inputs:
@@ -144,9 +132,11 @@ def advance(setup, estimators, sizes, replay_chunk, upload_chunk, layout):
       heard = hear(
         (state.params, draws, hits),
         inputs.packed,
-        *_dealt(mesh, waves, size_class, nobody=len(inputs.packed.count) - 1),
+        *exchange.deal(
+          mesh, waves, size_class, nobody=len(inputs.packed.count) - 1
+        ),
       )
-      heard = _publish(heard, state.params, waves.shape, layout)
+      heard = exchange.publish(heard, state.params, waves.shape, layout)
       said = heard, base, inputs.slots[waves].reshape(-1), hits
       so_far = {
         name: absorb[name](
@@ -279,7 +269,7 @@ def _hear(setup, estimators, sizes, layout):
       if e.curvature.uploads
     }
     finite = tree.finite_rows((local, uploads)).astype(jnp.int32)
-    return Heard(local, iterates, uploads, grams, finite)
+    return exchange.Heard(local, iterates, uploads, grams, finite)
 
   return hear
 
@@ -350,62 +340,6 @@ def _replay(setup, sizes, chunk):
     return step(models, params, who, round_, waves, size_class, counts)
 
   return replay
-
-
-def _dealt(mesh, waves, size_class, nobody):
-  """Arranges waves so that each device's part has large and small clients."""
-  if mesh is None:
-    return waves, size_class
-  order = sharding.dealt(mesh, len(waves))
-  empty = len(order) - len(waves)
-  waves = jnp.pad(waves, ((0, empty), (0, 0)), constant_values=nobody)
-  return waves[order], jnp.pad(size_class, (0, empty))[order]
-
-
-def _publish(heard, params, shape, layout):
-  """Gives every device what participants have sent: its columns, or all.
-
-  Args:
-    heard: of all devices, each its own participants.
-    params: a model, for the shapes.
-    shape: waves and lanes that there are to hear.
-    layout: what lies where.
-
-  Returns:
-    The same, in the order of the waves.
-  """
-  mesh = layout.mesh
-  if mesh is None:
-    return heard
-  num_waves, lanes = shape
-  axes, by = sharding.ALL, jax.tree.map(lambda _: sharding.ROWS, heard)
-  if layout.columns:
-    # Devices along `params` exchange columns before all share them.
-    axes = (sharding.REMOVALS,)
-    by = jax.tree.map(lambda _: sharding.Spec(axes), heard)
-    cut = sharding.column_specs(mesh, params, sharding.Spec(axes, None, None))
-    lie = jax.tree.map(lambda spec: spec, by)
-    for key, report in heard.uploads.items():
-      if isinstance(report, curvature.Rows):
-        lie.uploads[key] = lie.uploads[key]._replace(rows=cut)
-    heard = sharding.constrain(mesh, heard, lie)
-
-  # Where each participant belongs; those of empty waves nowhere. Summed and not
-  # gathered: with more devices than participants, most have nothing to say.
-  order = sharding.dealt(mesh, num_waves)
-  places = order[:, None] * lanes + np.arange(lanes)
-
-  def publish(heard):
-    parts = math.prod(mesh.shape[a] for a in axes)
-    own = jnp.asarray(places.reshape(parts, -1))[lax.axis_index(axes)]
-
-    def one(a):
-      all_ = jnp.zeros((num_waves * lanes, *a.shape[1:]), a.dtype)
-      return lax.psum(all_.at[own].set(a, mode="drop"), axes)
-
-    return jax.tree.map(one, heard)
-
-  return sharding.split(publish, mesh, axes, (by,), sharding.WHOLE)(heard)
 
 
 def _uploading(estimators, sampled):

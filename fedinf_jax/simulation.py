@@ -91,21 +91,20 @@ def simulator(
     params = tree.cast(params, data.x.dtype)  # The data's dtype rules the run.
 
   setup = _setup(model, data, fed, estimators, params)
-  # Participants whose uploads fit in memory together are heard together. A
-  # curvature that cannot upload makes an R × P result for each: one at a time.
+  # Participants whose uploads fit in memory together are heard together.
   uploads = _uploads(setup, estimators, params, data)
   together = UPLOAD_BYTES // max(1, memory.tree_bytes(uploads))
-  if any(not e.curvature.uploads for e in estimators.values()):
-    together = 1
   client_bytes = _gradient_bytes(setup, params, data)
-  max_lanes = memory.models_at_once(fed.cohort_size, client_bytes)
   devices = sharding.num_devices(mesh)
+  max_lanes = min(
+    together,
+    memory.models_at_once(fed.cohort_size, client_bytes),
+    -(-fed.cohort_size // devices),  # There is a wave for every device.
+  )
+  if any(not e.curvature.uploads for e in estimators.values()):
+    max_lanes = 1  # Each makes an R × P result of its own.
   plan = packing.schedule(
-    cohorts,
-    data.num_examples,
-    fed.batch_size,
-    # Narrow enough that there is a wave for every device.
-    max_lanes=max(1, min(together, max_lanes, -(-fed.cohort_size // devices))),
+    cohorts, data.num_examples, fed.batch_size, max_lanes=max(1, max_lanes)
   )
   _, num_waves, lanes = plan.clients.shape
   upload_chunk = _divisor(num_waves, upload_chunk or max(1, together // lanes))
@@ -180,8 +179,8 @@ def simulator(
     own = sharding.put(mesh, params, sharding.WHOLE)
     return jax.jit(start, out_shardings=lie)(own)
 
-  def lower():
-    """As of jax.jit: the program of `step`, for a state that need not exist."""
+  def program():
+    """Lowers `step`, for a state that need not exist."""
     state = shapes
     if mesh is not None:
       place = lambda to, part: jax.tree.map(
@@ -206,7 +205,7 @@ def simulator(
       )
     return state
 
-  step.lower = lower
+  step.program = program
   return Simulator(init, step)
 
 

@@ -14,16 +14,13 @@ def command(binary, *arguments):
   return [sys.executable, "-m", f"experiments.{binary}", *map(str, arguments)]
 
 
-def environment(cache=None):
+def environment():
   env = {k: v for k, v in os.environ.items() if k != "FEDINF_DATA"}
   env["COLUMNS"] = "120"
-  if cache is not None:  # Compile once, for all starts of a test.
-    env["JAX_COMPILATION_CACHE_DIR"] = str(cache)
-    env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
   return env
 
 
-def start(binary, *arguments, cache=None, prefix=()):
+def start(binary, *arguments, prefix=()):
   return subprocess.run(
     [*prefix, *command(binary, *arguments)],
     cwd=ROOT,
@@ -31,7 +28,7 @@ def start(binary, *arguments, cache=None, prefix=()):
     text=True,
     timeout=400,
     check=False,
-    env=environment(cache),
+    env=environment(),
   )
 
 

@@ -1,11 +1,23 @@
 """Test-wide settings: double precision, eight devices, strict broadcasting."""
 
+import os
+
 import jax
 import pytest
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def compile_cache(tmp_path_factory):
+  """What a binary has compiled, those that tests start later need not."""
+  folder = tmp_path_factory.getbasetemp()
+  if "PYTEST_XDIST_WORKER" in os.environ:  # Shared by all workers.
+    folder = folder.parent
+  os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
+  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
 
 
 @pytest.fixture

@@ -11,18 +11,16 @@ from tests import binaries
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-  """A finished small run: (its folder, what it printed, a compile cache)."""
+  """A finished small run: (its folder, what it printed)."""
   folder = tmp_path_factory.mktemp("run")
-  cache = tmp_path_factory.mktemp("cache")
   done = binaries.start(
     "run",
     "--config.scale=0.1",
     f"--workdir={folder / 'w'}",
-    cache=cache,
   )
   assert done.returncode == 0, done.stderr
   assert done.stderr == ""
-  return folder / "w", done.stdout, cache
+  return folder / "w", done.stdout
 
 
 def lines(path):
@@ -30,7 +28,7 @@ def lines(path):
 
 
 def test_the_main_job_says_who_helps_and_who_hurts(finished):
-  folder, printed, _ = finished
+  folder, printed = finished
   assert "help most; without them the test loss would rise by" in printed
   assert "hurt most; without them the test loss would fall by" in printed
   assert "LEAF synthetic data (made here): 20 clients" in printed
@@ -111,25 +109,22 @@ def test_the_summary_says_what_was_run_and_what_it_costs(finished):
 
 
 def test_a_finished_run_started_again_changes_nothing(finished):
-  folder, _, cache = finished
+  folder, _ = finished
   before = binaries.files(folder)
-  done = binaries.start(
-    "run", "--config.scale=0.1", f"--workdir={folder}", cache=cache
-  )
+  done = binaries.start("run", "--config.scale=0.1", f"--workdir={folder}")
   assert done.returncode == 0, done.stderr
   assert "resuming after round 10" in done.stdout
   assert binaries.files(folder) == before
 
 
 def test_another_run_is_refused_and_nothing_is_lost(finished):
-  folder, _, cache = finished
+  folder, _ = finished
   before = binaries.files(folder)
   done = binaries.start(
     "run",
     "--config.scale=0.1",
     "--config.fed.learning_rate=0.01",
     f"--workdir={folder}",
-    cache=cache,
   )
   assert done.returncode == 2
   assert done.stderr == (
@@ -141,13 +136,12 @@ def test_another_run_is_refused_and_nothing_is_lost(finished):
 
 
 def test_cleansing_goes_on_from_the_kept_checkpoint(finished):
-  folder, _, cache = finished
+  folder, _ = finished
   done = binaries.start(
     "cleanse",
     f"--workdir={folder}",
     "--fractions=0.2",
     "--repeats=2",
-    cache=cache,
   )
   assert done.returncode == 0, done.stderr
   found = json.loads((folder / "cleanse.json").read_text())

@@ -153,7 +153,7 @@ CASES = {
 }  # fmt: skip
 
 
-SLOW = ("cnn", "momentum")
+SLOW = ("cnn", "momentum", "decay")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ FLOORS = [
   {"curvature"},
   {"propagation"},
   {"influence"},
-  {"checks", "runs"},
+  {"checks", "exchange", "runs"},
   {"baselines", "engine"},
   {"simulation", "valuation"},
 ]

@@ -41,8 +41,9 @@ def test_kernels_are_glorot_uniform_and_biases_zero():
     assert not params[name]["bias"].any()
 
 
-@pytest.mark.parametrize("pool", ["max", "avg", "stride"])
-@pytest.mark.parametrize("activation", ["relu", None])
+@pytest.mark.parametrize(
+  ("pool", "activation"), [("max", "relu"), ("avg", "relu"), ("stride", None)]
+)
 def test_cnn_equals_flax_convolutions_and_pools(pool, activation):
   class Plain(nn.Module):
     @nn.compact

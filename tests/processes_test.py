@@ -1,9 +1,7 @@
 """Several processes, as a cluster would start them."""
 
 import csv
-import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -23,7 +21,7 @@ ARGUMENTS = (
 )
 
 
-def begin(workdir, cache, processes=2, slurm=False):
+def begin(workdir, processes=2, slurm=False):
   """Starts processes with two devices each; or one with one."""
   with socket.socket() as free:
     free.bind(("localhost", 0))
@@ -44,7 +42,7 @@ def begin(workdir, cache, processes=2, slurm=False):
     return subprocess.Popen(
       binaries.command("run", *arguments),
       cwd=binaries.ROOT,
-      env=binaries.environment(cache) | env,
+      env=binaries.environment() | env,
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
@@ -77,16 +75,15 @@ def assert_same_influence(workdir, other):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-  """The same run by one process and by two; and a compile cache."""
+  """The same run by one process and by two."""
   folder = tmp_path_factory.mktemp("runs")
-  cache = folder / "cache"
-  finish(begin(folder / "one", cache, processes=1))
-  said = finish(begin(folder / "two", cache))
-  return folder, cache, said
+  finish(begin(folder / "one", processes=1))
+  said = finish(begin(folder / "two"))
+  return folder, said
 
 
 def test_two_processes_say_what_one_says(runs):
-  folder, _, ((first, _), (second, _)) = runs
+  folder, ((first, _), (second, _)) = runs
   assert_same_influence(folder / "two", folder / "one")
   assert "4 cpu device(s)" in first
   assert first.rstrip().endswith("report.html")
@@ -95,68 +92,53 @@ def test_two_processes_say_what_one_says(runs):
   assert names(folder / "two") == names(folder / "one")
 
 
-def test_killed_it_ends_with_one_line_and_resumes(runs):
-  folder, cache, _ = runs
-  workdir = folder / "killed"
-  started = begin(workdir, cache)
+def kill(started, victim, workdir, after):
+  """Kills a process after a checkpoint; returns what the other one says."""
   saved = workdir / "checkpoints"
-  done = lambda: [p.name for p in saved.glob("*") if p.name.isdecimal()]
-  while not {"15", "20", "25", "30"} & set(done()):
+  reached = lambda: any(
+    int(p.name) >= after for p in saved.glob("*") if p.name.isdecimal()
+  )
+  while not reached():
     assert all(process.poll() is None for process in started)
     time.sleep(0.02)
-  started[1].kill()
+  started[victim].kill()
   at = time.monotonic()
-  _, error = started[0].communicate(timeout=100)
+  _, error = started[1 - victim].communicate(timeout=100)
   assert time.monotonic() - at < 60
-  assert started[0].returncode == 1
-  assert error.startswith("error: this process cannot go on (")
-  assert error.endswith("they resume from the last checkpoint\n")
-  assert error.count("\n") == 1
-  started[1].communicate()
+  assert started[1 - victim].returncode == 1
+  started[victim].communicate()
+  return error
+
+
+def test_killed_it_ends_with_one_line_and_resumes(runs):
+  folder = runs[0]
+  workdir = folder / "killed"
+  for victim, after in ((1, 15), (0, 25)):
+    error = kill(begin(workdir), victim, workdir, after)
+    assert error.startswith("error: this process cannot go on (")
+    assert error.endswith("they resume from the last checkpoint\n")
+    assert error.count("\n") == 1
   shutil.copytree(workdir, folder / "from_two")
   # The same command again: the same bytes.
-  (said, _), _ = finish(begin(workdir, cache))
+  (said, _), _ = finish(begin(workdir))
   assert "resuming after round" in said
   assert binaries.files(workdir) == binaries.files(folder / "two")
   # A checkpoint from two processes on one.
-  ((said, _),) = finish(begin(folder / "from_two", cache, processes=1))
+  ((said, _),) = finish(begin(folder / "from_two", processes=1))
   assert "resuming after round" in said
   assert_same_influence(folder / "from_two", folder / "one")
 
 
 def test_a_checkpoint_of_one_process_goes_on_with_two_of_slurm(runs):
-  folder, cache, _ = runs
+  folder, _ = runs
   workdir = folder / "from_one"
   shutil.copytree(folder / "one", workdir)
   for path in (workdir / "checkpoints").glob("*"):
     if path.name != "10":  # The one that is kept for cleansing.
       shutil.rmtree(path) if path.is_dir() else path.unlink()
-  (said, _), _ = finish(begin(workdir, cache, slurm=True))
+  (said, _), _ = finish(begin(workdir, slurm=True))
   assert "resuming after round 10" in said
   assert_same_influence(workdir, folder / "two")
-
-
-def test_the_first_process_dies_and_one_is_stopped(runs):
-  folder, cache, _ = runs
-  workdir = folder / "stopped"
-  started = begin(workdir, cache)
-  log = workdir / "timing.jsonl"
-  while not log.exists() or log.read_text().count("\n") < 3:
-    time.sleep(0.02)
-  os.kill(started[1].pid, signal.SIGINT)  # One is asked, all stop.
-  for process in started:
-    _, error = process.communicate(timeout=100)
-    assert process.returncode == 130
-    assert error.startswith("stopped after round ")
-  started = begin(workdir, cache)
-  while log.read_text().count("\n") < 8 and started[0].poll() is None:
-    time.sleep(0.02)
-  started[0].kill()
-  _, error = started[1].communicate(timeout=100)
-  assert started[1].returncode == 1
-  assert error.count("\n") == 1
-  assert error.startswith("error: this process cannot go on (")
-  started[0].communicate()
 
 
 def test_flags_that_do_not_go_together():

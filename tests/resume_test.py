@@ -21,21 +21,18 @@ ARGUMENTS = (
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-  """The files of an uninterrupted run, and a compile cache."""
+  """The files of an uninterrupted run."""
   folder = tmp_path_factory.mktemp("whole")
-  cache = tmp_path_factory.mktemp("cache")
-  done = binaries.start(
-    "run", *ARGUMENTS, f"--workdir={folder / 'w'}", cache=cache
-  )
+  done = binaries.start("run", *ARGUMENTS, f"--workdir={folder / 'w'}")
   assert done.returncode == 0, done.stderr
-  return binaries.files(folder / "w"), cache
+  return binaries.files(folder / "w")
 
 
-def begin(folder, cache):
+def begin(folder):
   return subprocess.Popen(
     binaries.command("run", *ARGUMENTS, f"--workdir={folder}"),
     cwd=binaries.ROOT,
-    env=binaries.environment(cache),
+    env=binaries.environment(),
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
@@ -54,11 +51,11 @@ def wait_for_progress(process, folder, lines):
 def test_killed_at_random_and_resumed_it_ends_with_the_same_bytes(
   whole, tmp_path
 ):
-  files, cache = whole
+  files = whole
   folder, draw = tmp_path / "w", random.Random(0)
   killed = 0
   while killed < KILLS:
-    process = begin(folder, cache)
+    process = begin(folder)
     wait_for_progress(process, folder, draw.randrange(1, 30))
     time.sleep(0.05 * draw.random())
     process.kill()
@@ -69,15 +66,15 @@ def test_killed_at_random_and_resumed_it_ends_with_the_same_bytes(
       folder = tmp_path / f"w{killed}"
       continue
     killed += 1
-  done = binaries.start("run", *ARGUMENTS, f"--workdir={folder}", cache=cache)
+  done = binaries.start("run", *ARGUMENTS, f"--workdir={folder}")
   assert done.returncode == 0, done.stderr
   assert binaries.files(folder) == files
 
 
 def test_ctrl_c_saves_and_ends_cleanly(whole, tmp_path):
-  files, cache = whole
+  files = whole
   folder = tmp_path / "w"
-  process = begin(folder, cache)
+  process = begin(folder)
   wait_for_progress(process, folder, 5)
   process.send_signal(signal.SIGINT)
   printed, error = process.communicate(timeout=120)
@@ -88,7 +85,7 @@ def test_ctrl_c_saves_and_ends_cleanly(whole, tmp_path):
   assert (folder / "checkpoints" / str(stopped)).exists()
   # A checkpoint that the disk has damaged is passed over, and this is said.
   spoil(folder / "checkpoints" / str(stopped))
-  done = binaries.start("run", *ARGUMENTS, f"--workdir={folder}", cache=cache)
+  done = binaries.start("run", *ARGUMENTS, f"--workdir={folder}")
   assert done.returncode == 0, done.stderr
   assert done.stderr.startswith(
     f"warning: the checkpoint of round {stopped} is damaged"
@@ -97,7 +94,7 @@ def test_ctrl_c_saves_and_ends_cleanly(whole, tmp_path):
 
 
 def test_out_of_space_is_one_line_and_the_run_goes_on_later(whole, tmp_path):
-  files, cache = whole
+  files = whole
   folder = tmp_path / "w"
   # Files of at most 8 kB (16 blocks): a checkpoint's are larger. The shell sets
   # the limit: preexec_fn would fork a process in which JAX's threads run.
@@ -105,13 +102,12 @@ def test_out_of_space_is_one_line_and_the_run_goes_on_later(whole, tmp_path):
     "run",
     *ARGUMENTS,
     f"--workdir={folder}",
-    cache=cache,
     prefix=("sh", "-c", 'ulimit -f 16; exec "$@"', "sh"),
   )
   assert done.returncode == 2, done.stderr
   assert done.stderr.count("\n") == 1
   assert done.stderr.startswith("error: ")
-  done = binaries.start("run", *ARGUMENTS, f"--workdir={folder}", cache=cache)
+  done = binaries.start("run", *ARGUMENTS, f"--workdir={folder}")
   assert done.returncode == 0, done.stderr
   assert binaries.files(folder) == files
 
