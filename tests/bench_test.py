@@ -36,6 +36,7 @@ def run(workloads, path):
   return found
 
 
+@pytest.mark.slow
 def test_a_workload_at_a_small_scale(tmp_path):
   found = run("setting1", tmp_path / "bench.json")
   assert set(found["setting1"]) >= FIELDS

@@ -153,7 +153,7 @@ CASES = {
 }  # fmt: skip
 
 
-SLOW = ("cnn", "momentum", "decay")
+SLOW = ("cnn", "momentum", "decay", "adam")
 
 
 @pytest.mark.parametrize(
