@@ -4,6 +4,7 @@ import csv
 import shutil
 import socket
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -145,3 +146,28 @@ def test_flags_that_do_not_go_together():
   done = binaries.start("run", "--num_processes=2")
   assert done.returncode == 2
   assert done.stderr.startswith("error: --coordinator, --num_processes and")
+
+
+def test_an_abort_of_jaxs_runtime_is_one_line():
+  # From a thread that is not Python's, while the main one waits within C.
+  script = """
+import ctypes, threading, time
+from experiments import processes
+processes._last_words()
+ctypes.CDLL(None).perror(b"pages of it")
+threading.Thread(target=ctypes.CDLL(None).abort).start()
+time.sleep(60)
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", script],
+    cwd=binaries.ROOT,
+    capture_output=True,
+    text=True,
+    timeout=50,
+    check=False,
+    env=binaries.environment(),
+  )
+  assert done.returncode == 1
+  assert done.stdout == ""
+  assert done.stderr.startswith("error: this process cannot go on (JAX's")
+  assert done.stderr.count("\n") == 1
