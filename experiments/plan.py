@@ -60,7 +60,6 @@ def sizes(clients: int, params: int) -> planning.Sizes:
     clients=clients,
     params=params,
     participants=_PARTICIPANTS.value,
-    steps=_STEPS.value,
     uploads=(4 * rows * params,),
     propagations=(4 * rows * params,),
     # Forward, for the inputs and for the weights: two operations each.

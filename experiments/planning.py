@@ -24,7 +24,6 @@ class Sizes(NamedTuple):
   clients: int  # K, as many removals
   params: int  # P
   participants: int  # B
-  steps: int  # m
   uploads: tuple[int, ...]  # bytes of a participant's, of each kind
   propagations: tuple[float, ...]  # operations of each estimator, P_k on one ε
   training: float  # operations of one participant's local training
@@ -249,7 +248,6 @@ def sizes_of(
     clients=train.num_clients,
     params=count,
     participants=fed.cohort_size,
-    steps=fed.local_steps,
     uploads=tuple(b for b in uploads.values() if b),
     propagations=tuple(propagations),
     training=training,

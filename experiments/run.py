@@ -107,9 +107,8 @@ def show_plan(config, screen):
   replayed = train.num_clients if exact is True else len(exact or ())
   drawn = training.selected(problem, config.seed) > 0
   sizes = planning.sizes_of(problem, estimators, replayed, drawn)
-  shape = devices.shape(config.mesh)
   flops = 1e9 * bench_measure.gemm_peak()
-  machine = planning.Machine(*shape, flops)
+  machine = planning.Machine(*devices.shape(config.mesh), flops)
   compiled = None
   if machine.devices <= jax.device_count():
     _, step = fi.simulator(
@@ -118,6 +117,7 @@ def show_plan(config, screen):
       problem.fed,
       estimators=estimators,
       exact=exact,
+      seed=config.seed,
       mesh=devices.mesh(config.mesh),
     )
     compiled = planning.compiled_bytes(step)

@@ -67,7 +67,6 @@ def test_operations_are_shared_out():
     clients=1000,
     params=10_000,
     participants=8,
-    steps=2,
     uploads=(4 * 40 * 10_000,),
     propagations=(4 * 40 * 10_000,),
     training=6e7,
