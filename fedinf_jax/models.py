@@ -33,10 +33,12 @@ def from_flax(
     sample: (key, outputs) -> labels drawn from the predictive distribution.
   """
   spec = jax.eval_shape(jnp.asarray, example_input)
+  # Compiled: one by one, a CNN's initial operations take eight seconds. Once:
+  # `module.init` is another object each time it is looked up.
+  compiled_init = jax.jit(module.init)
 
   def init(key):
-    # Compiled: one by one, a CNN's initial operations take eight seconds.
-    variables = jax.jit(module.init)(key, jnp.zeros(spec.shape, spec.dtype))
+    variables = compiled_init(key, jnp.zeros(spec.shape, spec.dtype))
     extra = sorted(set(variables) - {"params"})
     if extra:
       raise ValueError(
