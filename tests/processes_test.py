@@ -111,23 +111,24 @@ def kill(started, victim, workdir, after):
   return error
 
 
-def test_killed_it_ends_with_one_line_and_resumes(runs):
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_killed_it_ends_with_one_line_and_resumes(runs, victim):
   folder = runs[0]
-  workdir = folder / "killed"
-  for victim, after in ((1, 15), (0, 25)):
-    error = kill(begin(workdir), victim, workdir, after)
-    assert error.startswith("error: this process cannot go on (")
-    assert error.endswith("they resume from the last checkpoint\n")
-    assert error.count("\n") == 1
-  shutil.copytree(workdir, folder / "from_two")
+  workdir = folder / f"killed{victim}"
+  error = kill(begin(workdir), victim, workdir, after=15)
+  assert error.startswith("error: this process cannot go on (")
+  assert error.endswith("they resume from the last checkpoint\n")
+  assert error.count("\n") == 1
+  from_two = folder / f"from_two{victim}"
+  shutil.copytree(workdir, from_two)
   # The same command again: the same bytes.
   (said, _), _ = finish(begin(workdir))
   assert "resuming after round" in said
   assert binaries.files(workdir) == binaries.files(folder / "two")
   # A checkpoint from two processes on one.
-  ((said, _),) = finish(begin(folder / "from_two", processes=1))
+  ((said, _),) = finish(begin(from_two, processes=1))
   assert "resuming after round" in said
-  assert_same_influence(folder / "from_two", folder / "one")
+  assert_same_influence(from_two, folder / "one")
 
 
 def test_a_checkpoint_of_one_process_goes_on_with_two_of_slurm(runs):
