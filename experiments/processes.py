@@ -14,7 +14,6 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
-HEARTBEAT_SECONDS = 30  # A process that is silent for so long is gone.
 FINISH_SECONDS = 3600  # How long the others wait for the first one's report.
 
 _DISTRIBUTED = flags.DEFINE_boolean(
@@ -30,6 +29,10 @@ _NUM_PROCESSES = flags.DEFINE_integer(
 _PROCESS_ID = flags.DEFINE_integer(
   "process_id", None, "The number of this one, from 0.", lower_bound=0
 )
+_HEARTBEAT_SECONDS = flags.DEFINE_integer(
+  "heartbeat_seconds", 30, "A process that is silent for so long is gone.",
+  lower_bound=2,
+)  # fmt: skip
 
 
 class Alone(Exception):
@@ -50,7 +53,7 @@ def join():
   try:
     jax.distributed.initialize(
       *given,
-      heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+      heartbeat_timeout_seconds=_HEARTBEAT_SECONDS.value,
       shutdown_timeout_seconds=FINISH_SECONDS,
     )
   except RuntimeError as error:

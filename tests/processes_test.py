@@ -19,6 +19,7 @@ ARGUMENTS = (
   "--config.evaluate_every=200",
   "--config.cleanse_round=100",
   "--checkpoint_rounds=5",
+  "--heartbeat_seconds=15",  # Less waiting than by default.
 )
 
 
