@@ -30,6 +30,7 @@ SPECS = {
     _NO_GUARD,
   ),
   "lowrank": (("lowrank_hessian", {"rank": 50, "per": "round"}), _NO_GUARD),
+  "lowrank_step": (("lowrank_hessian", {"rank": 50}), _NO_GUARD),
   "lowrank_relu": (
     ("lowrank_hessian", {"rank": 50, "per": "round", "spectrum": "relu"}),
     _NO_GUARD,

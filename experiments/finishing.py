@@ -40,7 +40,8 @@ def finish(name, config, folder, trained) -> dict:
     estimators[n] = {
       "description": named.describe(n),
       "upload_bytes_per_participant": upload,
-      "upload_models": None if upload is None else upload / model_bytes,
+      "upload_models": upload / model_bytes,
+      "asked": not estimator.curvature.uploads,
       **evaluations.agreement(found, n),
       "last_quarter": last_quarter[n],
       **evaluations.trust(found.health[n]),

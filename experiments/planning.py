@@ -239,7 +239,7 @@ def sizes_of(
   uploads, propagations, item = {}, [], train.x.dtype.itemsize
   for estimator in estimators.values():
     bytes_ = fi.upload_bytes(model, train, fed, estimator)
-    if bytes_ is None:  # The derivative of training, on every ε.
+    if not estimator.curvature.uploads:  # Training's derivative, on every ε.
       propagations.append(2 * training)
     else:
       uploads[estimator.curvature.key] = bytes_

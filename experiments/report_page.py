@@ -338,7 +338,10 @@ def _upload(measured):
   for larger in ("kB", "MB", "GB", "TB"):
     if size >= 1000:
       size, unit = size / 1000, larger
-  return f"{_digits(models, 3)} models<small>{_digits(size, 3)} {unit}</small>"
+  way = " each way" if measured.get("asked") else ""
+  return (
+    f"{_digits(models, 3)} models{way}<small>{_digits(size, 3)} {unit}</small>"
+  )
 
 
 def _figures(images, names, level):

@@ -194,10 +194,9 @@ def _print_verdict(screen, folder, summary, trained):
                 "truncated", "growth"):  # fmt: skip
     table.add_column(title, justify="left" if title == "estimator" else "right")
   for name, e in summary["estimators"].items():
-    upload = e["upload_models"]
     table.add_row(
       name,
-      "simulation only" if upload is None else f"{upload:.0f} models",
+      f"{e['upload_models']:.0f} models" + (" each way" if e["asked"] else ""),
       *(_short(e[k]) for k in ("fil_pearson", "fil_spearman")),
       _short(e["fip_relative_error"]),
       f"{e['truncated_fraction']:.0%}",

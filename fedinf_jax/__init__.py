@@ -5,6 +5,7 @@ from fedinf_jax import metrics as metrics
 from fedinf_jax import models as models
 from fedinf_jax import theory as theory
 from fedinf_jax import valuation as valuation
+from fedinf_jax.curvature import answer as answer
 from fedinf_jax.curvature import dense_hessian as dense_hessian
 from fedinf_jax.curvature import exact_difference as exact_difference
 from fedinf_jax.curvature import exact_hessian as exact_hessian

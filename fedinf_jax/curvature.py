@@ -4,7 +4,9 @@
 
 A curvature has two sides with a wall between them. `report` runs on the client
 and sees its data; `lost` runs on the server and sees the report only. What
-crosses the wall is what a participant would upload.
+crosses the wall is what a participant would upload. A report that cannot cross
+it stays with a client that is asked: sent every ε, it does both, and sends back
+an `answer` of R models.
 """
 
 from collections.abc import Callable
@@ -67,12 +69,18 @@ class Rows(NamedTuple):
   factor: jax.Array | None  # [M, S]; None: all ones
 
 
+class Answer(NamedTuple):
+  """What a participant that was sent every ε sends back."""
+
+  lost: types.Params  # ε − P_k ε, leaves [R, ...]
+
+
 class Curvature(NamedTuple):
   """A local propagator P_k, as a client side and a server side."""
 
   name: str
   layerwise: bool  # no flow between layers: a guard may examine each
-  uploads: bool  # False: the report cannot leave the client (simulation only)
+  uploads: bool  # False: the report cannot leave the client, who must be asked
   linear: bool  # asks for an optimiser that is linear
   key: str  # curvatures with one key share one report
   report: Callable[[Setup, Client], Any]
@@ -85,11 +93,17 @@ def propagate(curvature: Curvature, setup: Setup, report, eps):
   return jax.tree.map(jnp.subtract, eps, curvature.lost(setup, report, eps))
 
 
+def answer(curvature: Curvature, setup: Setup, client: Client, eps) -> Answer:
+  """Makes a participant's answer to every ε (leaves [R, ...])."""
+  return Answer(curvature.lost(setup, curvature.report(setup, client), eps))
+
+
 def exact_hessian() -> Curvature:
   """Makes the basic estimator's propagator: the derivative of local training.
 
   Full Hessians, mini-batches and any differentiable optimiser included. Its
-  report is the linearised training, which no client could upload.
+  report is the linearised training, which no client could upload: it must be
+  asked. Where R <= m N_s, its answer is no more than the paper uploads.
   """
 
   def report(setup, client):
@@ -114,10 +128,8 @@ def exact_hessian() -> Curvature:
 def exact_difference() -> Curvature:
   """Makes P_k ε = train_k(w + ε) − train_k(w): nothing is linearised.
 
-  The estimate is then the exact replay, done by the participants: each is sent
-  every ε and sends R local models back. Where R <= m N_s that is no more than
-  the paper uploads. Here it works in simulation only, as its report (the
-  training itself) cannot be an array.
+  The estimate is then the exact replay, done by the participants: asked, each
+  of them trains R times.
   """
 
   def report(setup, client):
@@ -144,7 +156,7 @@ def exact_difference() -> Curvature:
 def layerwise_hessian() -> Curvature:
   """Makes Π(I − ηH_(j)) for each layer by Hessian-vector products.
 
-  Needs the client's data on the way: simulation only.
+  Needs the client's data on the way: a client must be asked.
   """
 
   def report(setup, client):

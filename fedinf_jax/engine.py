@@ -277,13 +277,12 @@ def _hear(setup, estimators, sizes, layout):
 def _absorb(setup, name, e, sizes, layout):
   """Builds the sequential influence of participants on some rows of ε."""
 
-  def applied(operand, examples, draws):
+  def answer(operand, examples, draws):
     iterates, eps = operand
     client = curvature.Client(iterates, examples, draws)
-    report = e.curvature.report(setup, client)
-    return e.curvature.lost(setup, report, eps)
+    return curvature.answer(e.curvature, setup, client, eps)
 
-  apply_there = fedavg.over_wave(applied, sizes, (0, None))
+  ask = fedavg.over_wave(answer, sizes, (0, None))
 
   def absorb(eps, so_far, shares, said, packed, turn):
     heard, base, slots, hits = said
@@ -297,13 +296,13 @@ def _absorb(setup, name, e, sizes, layout):
       )
       return e.absorb(setup, eps, so_far, participants, hits)
 
-    # What cannot be uploaded is applied to ε, wave after wave.
+    # Those whose report cannot be uploaded are asked, wave after wave.
     draws, waves, size_class = turn
 
     def absorb_wave(so_far, inputs):
       (iterates, shares, base, slots), *wave = inputs
-      lost = apply_there((iterates, eps), packed, *draws, *wave)
-      participants = influence.Participants(lost, shares.T, base, slots)
+      answers = ask((iterates, eps), packed, *draws, *wave)
+      participants = influence.Participants(answers, shares.T, base, slots)
       return e.absorb(setup, eps, so_far, participants, hits), None
 
     by_wave = lambda a: a.reshape(*waves.shape, *a.shape[1:])

@@ -37,7 +37,7 @@ class EstimatorState(NamedTuple):
 class Participants(NamedTuple):
   """Some participants of a round, or all of them."""
 
-  report: Any  # leaves [b, ...]; or what they lose of ε, leaves [b, R, ...]
+  report: Any  # leaves [b, ...]; or a `curvature.Answer`, leaves [b, R, ...]
   shares: jax.Array  # a_{r,k}, [R, b]
   base: jax.Array  # a_k = n_k / N(C_t), [b]
   slots: jax.Array  # int32 [b], where in `dropped` they stand; D: nowhere
@@ -118,11 +118,7 @@ def estimator(
 
   def grams(setup, report, num_removals, hits=None):
     """Makes Gram matrices of a report, None where they would not pay."""
-    if not (
-      curvature.uploads
-      and isinstance(report, curvatures.Rows)
-      and setup.eta is not None
-    ):
+    if not isinstance(report, curvatures.Rows) or setup.eta is None:
       return None
     num_layers = len(jax.tree.leaves(report.rows))
     blocks = curvatures.layer_blocks(num_layers, curvature.layerwise)
@@ -194,8 +190,10 @@ def estimator(
 
     def one(so_far, participant):
       report, share, slot = participant
-      # A report that cannot leave its client arrives applied to ε already.
-      lost = curvature.lost(setup, report, eps) if curvature.uploads else report
+      if isinstance(report, curvatures.Answer):
+        lost = report.lost
+      else:
+        lost = curvature.lost(setup, report, eps)
       share = jnp.repeat(share[:, None], square.shape[1], 1)  # [R, L]
       now = so_far
       if fine:
@@ -282,10 +280,11 @@ def estimator(
     return EstimatorState(eps, truncated_at, nonfinite_at, growth, dropped)
 
   def update(setup, state, participants, round_, updates, change, hits=None):
-    if not curvature.uploads:
+    answered = isinstance(participants.report, curvatures.Answer)
+    if not (curvature.uploads or answered):
       raise ValueError(
-        f"{curvature.name} has nothing that a client could upload; it works in"
-        " `simulate` only"
+        f"{curvature.name} has nothing that a client could upload; send it ε,"
+        " and give its `fi.answer` as the report"
       )
     _check_report(participants, state.eps)
     so_far = absorb(setup, state.eps, begin(state), participants, hits)
@@ -345,16 +344,22 @@ def _check_report(participants, eps):
       raise ValueError(
         f"report: {leaf.shape[0]} participants for {num_participants} shares"
       )
-  if isinstance(participants.report, curvatures.Rows):
-    rows = jax.tree.leaves(participants.report.rows)
-    for name, a, e in zip(tree.names(eps), rows, jax.tree.leaves(eps),
-                          strict=True):  # fmt: skip
-      size = e[0].size
-      if a.ndim != 4 or a.shape[-1] != size:
-        raise ValueError(
-          f"report: {name} has shape {list(a.shape)}; it must be"
-          f" [participants, steps, rows, {size}]"
-        )
+  kind = type(participants.report)
+  if kind not in (curvatures.Answer, curvatures.Rows):
+    return
+  sent = jax.tree.leaves(participants.report[0])
+  leaves = jax.tree.leaves(eps)
+  for name, a, e in zip(tree.names(eps), sent, leaves, strict=True):
+    if kind is curvatures.Answer:
+      fits = a.shape[1:] == e.shape
+      right = f"[participants, {', '.join(map(str, e.shape))}]"
+    else:
+      fits = a.ndim == 4 and a.shape[-1] == e[0].size
+      right = f"[participants, steps, rows, {e[0].size}]"
+    if not fits:
+      raise ValueError(
+        f"report: {name} has shape {list(a.shape)}; it must be {right}"
+      )
 
 
 def _layer_dots(a, b):

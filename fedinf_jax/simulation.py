@@ -251,14 +251,22 @@ def upload_bytes(
   data: federated.FederatedData,
   fed: fedavg.FedAvg,
   estimator: influence.Estimator,
-) -> int | None:
+  num_removals: int | None = None,
+) -> int:
   """Returns the most bytes that a participant uploads for an estimator.
 
-  Besides its local model; None where nothing it has could be uploaded.
+  Besides its local model. One that must be asked is sent as many bytes, too.
+
+  Args:
+    model: see `simulate`.
+    data: see `simulate`.
+    fed: see `simulate`.
+    estimator: one of `simulate`'s.
+    num_removals: R, the models in an answer; None: leave-one-out.
   """
-  if not estimator.curvature.uploads:
-    return None
   params = checks.params(None, model, 0)
+  if not estimator.curvature.uploads:
+    return (num_removals or data.num_clients) * memory.tree_bytes(params)
   setup = _setup(model, data, fed, {"": estimator}, params)
   return memory.tree_bytes(_uploads(setup, {"": estimator}, params, data))
 

@@ -573,14 +573,16 @@ def federation_round(case, estimator, state, params, cohort, round_, fed):
   train = fedavg.local_training(model, fed)
 
   @jax.jit
-  def client(k, params):
+  def client(k, params, eps):
     examples = packing.take(packed, k, largest)
     draws = rng.Draws(jax.random.key(0), jnp.int32(round_), packed.words[k])
     local, iterates = train(params, examples, draws)
     context = curvature.Client(iterates, examples, draws)
+    if not estimator.curvature.uploads:
+      return local, fi.answer(estimator.curvature, setup, context, eps)
     return local, estimator.curvature.report(setup, context)
 
-  sent = [client(jnp.int32(k), params) for k in cohort]
+  sent = [client(jnp.int32(k), params, state.eps) for k in cohort]
   stack = lambda trees: jax.tree.map(lambda *a: jnp.stack(a), *trees)
   local, report = (stack(part) for part in zip(*sent, strict=True))
   counts = jnp.asarray(data.num_examples[cohort])
@@ -603,7 +605,15 @@ def federation_round(case, estimator, state, params, cohort, round_, fed):
   return state, new, (setup, participants, updates, change)
 
 
-@pytest.mark.parametrize("name", ["both", "fine"])
+SHARED_OR_ASKED = {
+  "both": SHARED["both"],
+  "fine": SHARED["fine"],
+  "asked": fi.estimator(fi.exact_hessian(), fi.lwet(per="participant")),
+  "asked for models": fi.estimator(fi.exact_difference(), fi.no_guard()),
+}
+
+
+@pytest.mark.parametrize("name", SHARED_OR_ASKED)
 def test_a_federation_gets_what_the_simulation_measures(name):
   case = cases.mlp()
   model, data = case
@@ -611,7 +621,7 @@ def test_a_federation_gets_what_the_simulation_measures(name):
   params = jax.tree.map(
     lambda a: jnp.asarray(a, jnp.float64), model.init(jax.random.key(1))
   )
-  estimator = SHARED[name]
+  estimator = SHARED_OR_ASKED[name]
   run = fi.simulate(
     model, data, fed, estimators={name: estimator}, params=params
   )
@@ -624,11 +634,12 @@ def test_a_federation_gets_what_the_simulation_measures(name):
   close(state.eps, run.eps[name], rtol=0, atol=1e-12)
   close(state.truncated_at, run.health[name].truncated_at)
   setup, participants, updates, change = last
-  simulated = fi.estimator(fi.exact_hessian(), fi.no_guard())
-  with pytest.raises(ValueError, match="exact_hessian has nothing that a"):
-    simulated.update(setup, state, participants, 4, updates, change)
-  rows = jax.tree.map(lambda a: a[..., 1:], participants.report.rows)
-  wrong = participants._replace(report=curvature.Rows(rows, None))
+  if name == "both":
+    asked = fi.estimator(fi.exact_hessian(), fi.no_guard())
+    with pytest.raises(ValueError, match="exact_hessian has nothing that a"):
+      asked.update(setup, state, participants, 4, updates, change)
+  fewer = jax.tree.map(lambda a: a[..., 1:], participants.report)
+  wrong = participants._replace(report=fewer)
   with pytest.raises(ValueError, match=r"report: Dense_0/bias has shape"):
     estimator.update(setup, state, wrong, 4, updates, change)
   wrong = participants._replace(shares=participants.shares[:, :2])
@@ -656,6 +667,19 @@ def test_estimators_share_uploads():
   assert [r.shape for r in jax.tree.leaves(vectors)] == [(1, 5, 3), (1, 5, 12)]
   assert values.shape == (1, 5)
   assert fi.truncated().report(setup, client) == ()
+
+
+def test_an_answer_is_as_many_models_as_there_are_removals():
+  model, data = cases.logreg()
+  fed = fi.FedAvg(rounds=1, cohort_size=2, local_steps=3, learning_rate=0.1)
+  size = memory.tree_bytes(model.init(jax.random.key(0)))
+  of = lambda c, **more: fi.upload_bytes(
+    model, data, fed, fi.estimator(c, fi.no_guard()), **more
+  )
+  assert of(fi.exact_hessian()) == data.num_clients * size
+  assert of(fi.exact_difference(), num_removals=2) == 2 * size
+  assert of(fi.fisher(num_samples=2)) == 3 * 2 * size
+  assert of(fi.truncated()) == 0
 
 
 @pytest.mark.parametrize(

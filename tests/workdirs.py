@@ -176,6 +176,7 @@ def _summary(name, measured, layers, blows_up):
     "description": DESCRIPTIONS.get(name, "lowrank_hessian(rank=50)"),
     "upload_bytes_per_participant": int(upload * NUM_PARAMS * 4),
     "upload_models": upload,
+    "asked": False,
     **measured[-1],
     "truncated_fraction": truncated,
     "last_quarter": {
