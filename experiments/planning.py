@@ -238,10 +238,10 @@ def sizes_of(
   training = counted * typical * fed.local_steps
   uploads, propagations, item = {}, [], train.x.dtype.itemsize
   for estimator in estimators.values():
-    bytes_ = fi.upload_bytes(model, train, fed, estimator)
     if not estimator.curvature.uploads:  # Training's derivative, on every ε.
       propagations.append(2 * training)
     else:
+      bytes_ = fi.upload_bytes(model, train, fed, estimator)
       uploads[estimator.curvature.key] = bytes_
       propagations.append(4 * bytes_ / item)  # 4 m S P
   return Sizes(

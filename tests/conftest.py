@@ -6,8 +6,8 @@ import jax
 import pytest
 
 jax.config.update("jax_enable_x64", True)
-# Tests mostly compile: a quarter less time. What they start in processes of
-# their own is compiled as users have it.
+# Tests mostly compile, and little would be won by compiling well. What they
+# start in processes of their own is compiled as users have it.
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -15,7 +15,7 @@ DESCRIPTIONS = {
   "both": "fisher(num_samples=50) + lwet()",
   "relu": "fisher(labels='sampled', layerwise=False, spectrum='relu')",
   "truncated": "truncated()",
-  "naive": "fisher(num_samples=50) + no_guard()",
+  "naive": "exact_hessian() + no_guard()",
 }
 NUM_PARAMS = 305
 
@@ -176,7 +176,7 @@ def _summary(name, measured, layers, blows_up):
     "description": DESCRIPTIONS.get(name, "lowrank_hessian(rank=50)"),
     "upload_bytes_per_participant": int(upload * NUM_PARAMS * 4),
     "upload_models": upload,
-    "asked": False,
+    "asked": name == "naive",
     **measured[-1],
     "truncated_fraction": truncated,
     "last_quarter": {
