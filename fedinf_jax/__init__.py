@@ -1,6 +1,7 @@
 """Fed-Influence in JAX: what would the model be without client c?"""
 
 from fedinf_jax import data as data
+from fedinf_jax import federation as federation
 from fedinf_jax import metrics as metrics
 from fedinf_jax import models as models
 from fedinf_jax import theory as theory
@@ -19,12 +20,12 @@ from fedinf_jax.guards import lwet as lwet
 from fedinf_jax.guards import no_guard as no_guard
 from fedinf_jax.influence import estimator as estimator
 from fedinf_jax.influence import Health as Health
-from fedinf_jax.runs import Run as Run
 from fedinf_jax.simulation import from_exact as from_exact
+from fedinf_jax.simulation import Run as Run
 from fedinf_jax.simulation import simulate as simulate
 from fedinf_jax.simulation import Simulator as Simulator
 from fedinf_jax.simulation import simulator as simulator
 from fedinf_jax.simulation import upload_bytes as upload_bytes
 from fedinf_jax.types import Model as Model
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"

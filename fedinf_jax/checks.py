@@ -1,61 +1,84 @@
-"""Checks of what a user hands to a run: each error names what is wrong."""
+"""Checks of what a user hands in: each error names what is wrong."""
+
+from collections.abc import Collection
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedinf_jax import influence
 from fedinf_jax import rng
+from fedinf_jax import tree
 
 
-def seed(seed):
-  """Checks a seed."""
-  if (
-    isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32
-  ):
+def positive_integer(name: str, value: Any) -> int:
+  """Returns an integer >= 1, of Python's or of NumPy's."""
+  if not _is_integer(value) or value < 1:
+    raise ValueError(f"{name} is {value!r}; it must be an integer >= 1")
+  return int(value)
+
+
+def seed(seed: Any) -> int:
+  """Returns a seed."""
+  if not _is_integer(seed) or not 0 <= seed < 2**32:
     raise ValueError(f"seed is {seed!r}; it must be an integer in 0 … 2^32 - 1")
+  return int(seed)
 
 
-def chunk(name, value):
-  """Checks a chunk size; None is as good."""
-  if value is not None and (isinstance(value, bool) or value < 1):
-    raise ValueError(f"{name} is {value}; it must be >= 1")
+def one_of(name: str, value: Any, options: Collection):
+  """Checks that a value is one of a few."""
+  if value not in options:
+    *most, last = (repr(option) for option in options)
+    allowed = f"{', '.join(most)} or {last}" if most else last
+    raise ValueError(f"{name} is {value!r}; it must be {allowed}")
 
 
-def estimators(estimators):
-  """Returns the estimators as a dictionary."""
-  for name, e in (estimators or {}).items():
-    if name == "exact":
-      raise ValueError('estimators: "exact" is the name of the ground truth')
-    if not isinstance(e, influence.Estimator):
-      raise ValueError(
-        f"estimators: {name!r} is not an estimator(curvature, guard)"
-      )
-  return dict(estimators or {})
+def model(model, params, x, y):
+  """Checks that a model's loss is one number per example.
+
+  Args:
+    model: init, apply, loss.
+    params: its parameters, or their shapes.
+    x: [N, ...] inputs.
+    y: [N, ...] labels.
+  """
+  shape = lambda a: jax.ShapeDtypeStruct((2, *a.shape[1:]), a.dtype)
+  try:
+    outputs = jax.eval_shape(model.apply, params, shape(x))
+  except TypeError as error:
+    raise ValueError(
+      f"model: apply does not accept inputs of shape [N{_dims(x)}]: {error}"
+    ) from error
+  losses = jax.eval_shape(model.loss, outputs, shape(y))
+  if getattr(losses, "shape", None) != (2,):
+    found = getattr(losses, "shape", losses)
+    raise ValueError(
+      f"model: for 2 examples the loss returns shape {list(found)}; it must"
+      " return one number per example, [N] (the mean is taken later)"
+    )
 
 
-def params(params, model, seed):
-  """Returns w_0: drawn from the seed, or the caller's if it fits the model."""
+def params(params, model, seed, data):
+  """Returns w_0 in the dtype of the data.
+
+  Args:
+    params: the caller's; None: drawn from the seed.
+    model: whose parameters they are.
+    seed: the run's.
+    data: the clients, whose dtype rules the run.
+  """
   key = rng.stream_key(seed, rng.Stream.INIT)
   if params is None:
-    return model.init(key)
-  expected, treedef = jax.tree.flatten_with_path(
-    jax.eval_shape(model.init, key)
-  )
-  leaves, given = jax.tree.flatten(params)
-  if given != treedef:
-    raise ValueError(f"params: the model has {treedef}, not {given}")
-  for (path, shape), leaf in zip(expected, leaves, strict=True):
-    if shape.shape != np.shape(leaf):
-      name = jax.tree_util.keystr(path, simple=True, separator="/")
-      raise ValueError(
-        f"params: {name} has shape {list(np.shape(leaf))}; the model's is"
-        f" {list(shape.shape)}"
-      )
-  return jax.tree.map(jnp.asarray, params)
+    params = model.init(key)
+  else:
+    _require_shapes(params, jax.eval_shape(model.init, key))
+    params = jax.tree.map(jnp.asarray, params)
+  if jnp.issubdtype(data.x.dtype, jnp.floating):
+    params = tree.cast(params, data.x.dtype)
+  return params
 
 
-def cohorts(cohorts, data, fed, seed):
+def cohorts(cohorts, data, fed, seed) -> np.ndarray:
   """Returns the cohorts [T, B]: drawn from the seed, or the caller's."""
   if fed.cohort_size > data.num_clients:
     raise ValueError(
@@ -84,28 +107,23 @@ def cohorts(cohorts, data, fed, seed):
   return cohorts.astype(np.int32)
 
 
-def removals(removals, exact, num_clients):
-  """Returns the mask [R, K] (None: leave-one-out) and the rows to replay."""
-  num_removals = num_clients
-  if removals is not None:
-    removals = np.asarray(removals)
-    if removals.dtype != bool or removals.ndim != 2 or not len(removals):
+def _require_shapes(params, expected):
+  """Refuses parameters that do not fit the model."""
+  expected, treedef = jax.tree.flatten_with_path(expected)
+  leaves, given = jax.tree.flatten(params)
+  if given != treedef:
+    raise ValueError(f"params: the model has {treedef}, not {given}")
+  for (path, shape), leaf in zip(expected, leaves, strict=True):
+    if shape.shape != np.shape(leaf):
       raise ValueError(
-        f"removals is {removals.dtype} of shape {list(removals.shape)};"
-        f" it must be bool [R, {num_clients}]"
+        f"params: {tree.name(path)} has shape {list(np.shape(leaf))}; the"
+        f" model's is {list(shape.shape)}"
       )
-    if removals.shape[1] != num_clients:
-      raise ValueError(
-        f"removals has {removals.shape[1]} columns for {num_clients} clients"
-      )
-    num_removals = len(removals)
-  if isinstance(exact, bool):
-    return removals, np.arange(num_removals if exact else 0)
-  rows = np.asarray(exact)
-  if rows.ndim != 1 or (
-    len(rows) and not np.issubdtype(rows.dtype, np.integer)
-  ):
-    raise ValueError("exact must be True, False or a list of rows of removals")
-  if len(rows) and not (rows.min() >= 0 and rows.max() < num_removals):
-    raise ValueError(f"exact: rows run from 0 to {num_removals - 1}")
-  return removals, rows.astype(int)
+
+
+def _is_integer(value):
+  return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _dims(array):
+  return "".join(f", {d}" for d in array.shape[1:])

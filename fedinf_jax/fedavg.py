@@ -1,17 +1,17 @@
 """Federated averaging (Section 2 of the paper): local training, aggregation."""
 
 import dataclasses
-import functools
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 import optax
 
-from fedinf_jax import packing
+from fedinf_jax import checks
 from fedinf_jax import rng
 from fedinf_jax import tree
 from fedinf_jax import types
+from fedinf_jax.data import on_device
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,10 +37,10 @@ class FedAvg:
   def __post_init__(self):
     for name in ("rounds", "cohort_size", "local_steps", "batch_size"):
       value = getattr(self, name)
-      if name == "batch_size" and value is None:
-        continue
-      if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it must be an integer >= 1")
+      if not (name == "batch_size" and value is None):
+        # NumPy's integers become Python's.
+        value = checks.positive_integer(name, value)
+        object.__setattr__(self, name, value)
     if (self.learning_rate is None) == (self.client_optimizer is None):
       raise ValueError("give exactly one of learning_rate and client_optimizer")
     if self.learning_rate is not None and not 0 < self.learning_rate < jnp.inf:
@@ -55,39 +55,49 @@ class FedAvg:
 
 
 def batch(
-  fed: FedAvg, examples: packing.Examples, draws: rng.Draws, step: jax.Array
+  fed: FedAvg, examples: on_device.Examples, draws: rng.Draws, step: jax.Array
 ):
   """Returns the examples of one local step.
 
   Args:
     fed: the configuration.
-    examples: the client's slice, L rows.
+    examples: the client's slice, N of them.
     draws: the client's draws of this round.
     step: [] which local step.
 
   Returns:
-    x [Q, ...], y [Q, ...], own [Q]: Q = L, or min(batch_size, L) drawn without
-    replacement. Only `own` rows count; they are neighbours.
+    x [Q, ...], y [Q, ...], own bool [Q]: Q = N, or min(batch_size, N) drawn
+    without replacement. Only those that are the client's own count; they stand
+    side by side.
   """
   x, y, first, count = examples
   limit = x.shape[0]
   if fed.batch_size is None:
-    row = jnp.arange(limit) - first
-    own = (row >= 0) & (row < count)
-  else:
-    size = min(fed.batch_size, limit)
-    key = draws.key(rng.Stream.BATCH, step)
-    index, own = rng.choose(key, count, size=size, limit=limit)
-    x, y = x[first + index], y[first + index]
-  return x, y, own
+    index = jnp.arange(limit) - first
+    return x, y, (index >= 0) & (index < count)
+  size = min(fed.batch_size, limit)
+  key = draws.key(rng.Stream.BATCH, step)
+  index, own = rng.choose(key, count, size=size, limit=limit)
+  return x[first + index], y[first + index], own
 
 
-def step_loss(model: types.Model, params, x, y, own) -> jax.Array:
-  """Returns L(w, D), the mean loss over the rows that are `own`."""
-  per_example = model.loss(model.apply(params, x), y)
-  own = own.astype(per_example.dtype)
-  # An empty lane has no examples: its loss is 0, not NaN.
-  return jnp.vdot(own, per_example) / jnp.maximum(own.sum(), 1)
+def step_loss(
+  model: types.Model,
+  fed: FedAvg,
+  examples: on_device.Examples,
+  draws: rng.Draws,
+  step: jax.Array,
+):
+  """Returns w -> L(w, D), the mean loss over the examples of a local step."""
+  x, y, own = batch(fed, examples, draws, step)
+
+  def loss(params):
+    per_example = model.loss(model.apply(params, x), y)
+    weight = own.astype(per_example.dtype)
+    # A lane without a client has no examples: its loss is 0, not NaN.
+    return jnp.vdot(weight, per_example) / jnp.maximum(weight.sum(), 1)
+
+  return loss
 
 
 def local_training(model: types.Model, fed: FedAvg):
@@ -101,12 +111,11 @@ def local_training(model: types.Model, fed: FedAvg):
     train(params, examples, draws) -> (w_{t,m}^k, the iterates w_{t,i}^k for
     i = 0 … m-1 as leaves [M, ...]).
   """
-  gradient = jax.grad(functools.partial(step_loss, model))
 
   def train(params, examples, draws):
     def step(carry, i):
       w, opt_state = carry
-      g = gradient(w, *batch(fed, examples, draws, i))
+      g = jax.grad(step_loss(model, fed, examples, draws, i))(w)
       update, opt_state = fed.optimizer.update(g, opt_state, w)
       return (optax.apply_updates(w, update), opt_state), w
 
@@ -117,46 +126,19 @@ def local_training(model: types.Model, fed: FedAvg):
   return train
 
 
-def over_wave(function, sizes: tuple[int, ...], operand_axis=None):
-  """Builds what every client of a wave does, vmapped over the wave.
-
-  Args:
-    function: (operand, examples, draws) -> result, of one client.
-    sizes: rows of the size classes.
-    operand_axis: None: all clients share the operand; 0: each has its own.
-
-  Returns:
-    call(operand, packed, root, round_, wave [G], size_class) -> results, leaves
-    [G, ...].
-  """
-
-  def of_size(size, operand, packed, root, round_, wave):
-    slices = [packing.take(packed, client, size) for client in wave]
-    examples = jax.tree.map(lambda *lanes: jnp.stack(lanes), *slices)
-    draws = rng.Draws(root, round_, packed.words[wave])
-    lanes = rng.Draws(None, None, 0)
-    axes = operand_axis, 0, lanes
-    return jax.vmap(function, axes)(operand, examples, draws)
-
-  def call(operand, packed, root, round_, wave, size_class):
-    branches = [functools.partial(of_size, size) for size in sizes]
-    return lax.switch(size_class, branches, operand, packed, root, round_, wave)
-
-  return call
-
-
 def weights(counts: jax.Array, dtype) -> jax.Array:
-  """Returns n_k / N(C_t) along the last axis; zeros where N is zero."""
+  """Returns a_k = n_k / N along the last axis; zeros where N is zero."""
   total = counts.sum(-1, keepdims=True)
   return counts.astype(dtype) / jnp.maximum(total, 1).astype(dtype)
 
 
-def aggregate(local_models, counts: jax.Array) -> types.Params:
-  """Averages local models by size, Equation (3).
+def aggregate(local_models: types.Params, shares: jax.Array) -> types.Params:
+  """Averages local models, Equation (3).
+
+      w_t = Σ_{k∈C_t} a_k w_{t,m}^k,   a_k = n_k / N(C_t)
 
   Args:
     local_models: leaves [B, ...].
-    counts: [B], the n_k.
+    shares: a_k, [B], from `weights`.
   """
-  dtype = jax.tree.leaves(local_models)[0].dtype
-  return tree.weighted_sum(weights(counts, dtype), local_models)
+  return tree.weighted_sum(shares, local_models)

@@ -3,11 +3,12 @@ r"""The estimator of Fed-Influence on parameters (Section 3).
     ε_t^r = Σ_{k∈C_t} a_{r,k} P_k ε_{t-1}^r            sequential influence
           + Σ_{k∈C_t} a_{r,k} w_{t,m}^k − w_t           combinatorial influence
 
-with ε_0 = 0 and a_{r,k} = n_k [k ∉ r] / N(C_t \ r). It sees uploads and
+with ε_0 = 0 and a_{r,k} = n_k [k ∉ r] / N(C_t \ r). It sees reports and
 weights, never a model or data.
 """
 
 from collections.abc import Callable
+import functools
 from typing import Any
 from typing import NamedTuple
 
@@ -15,56 +16,46 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedinf_jax import curvature as curvatures
-from fedinf_jax import fedavg
 from fedinf_jax import guards
-from fedinf_jax import memory
-from fedinf_jax import propagation
+from fedinf_jax import removals
 from fedinf_jax import tree
 from fedinf_jax import types
+from fedinf_jax.curvature import descent as descents
+from fedinf_jax.curvature import wall
 
 
 class EstimatorState(NamedTuple):
   """What the server keeps between rounds."""
 
-  eps: types.Params  # leaves [R, ...]
-  truncated_at: jax.Array  # int32 [R, L], round of the first drop; 0: never
-  nonfinite_at: jax.Array  # int32 [R, L], round of an overflow; 0: never
-  growth: jax.Array  # [R, L], the largest ‖(Mε)_(j)‖ / ‖ε_(j)‖ so far
-  dropped: jax.Array | None  # bool [R, D, L], terms dropped of D participants
-
-
-class Participants(NamedTuple):
-  """Some participants of a round, or all of them."""
-
-  report: Any  # leaves [b, ...]; or a `curvature.Answer`, leaves [b, R, ...]
-  shares: jax.Array  # a_{r,k}, [R, b]
-  base: jax.Array  # a_k = n_k / N(C_t), [b]
-  slots: jax.Array  # int32 [b], where in `dropped` they stand; D: nowhere
-  grams: Any = None  # `Estimator.grams` of the report; None: yet to be made
+  eps: types.Params  # ε_t, leaves [R, ...]
+  guard: guards.GuardState
 
 
 class Sequential(NamedTuple):
-  """Sequential influence, as far as participants have been heard."""
+  """The sequential influence of the participants absorbed so far."""
 
   lost: types.Params  # Σ_k a_{r,k} (ε_r − P_k ε_r) of the kept terms
-  missing: jax.Array  # Σ_k a_{r,k} of the dropped terms, [R, L]
-  tripped: jax.Array  # bool [R, L], some term was dropped for the first time
-  dropped: jax.Array | None  # as in the state
+  terms: guards.Terms | None  # of a fine guard
+
+
+class ModelChange(NamedTuple):
+  """What a round did to the model."""
+
+  updates: types.Params  # w_{t,m}^k − w_{t-1}, leaves [B, ...]
+  undone: types.Params  # w_{t-1} − w_t
 
 
 class Estimator(NamedTuple):
-  """A curvature and a guard, as pure functions."""
+  """A curvature and a guard, as pure functions of the server."""
 
-  init: Callable[..., EstimatorState]  # (params, num_removals, num_slots=0)
-  update: Callable[..., EstimatorState]  # a whole round
-  # `update` in pieces, for uploads that do not fit in memory together:
-  begin: Callable[..., Sequential]
-  grams: Callable[..., Any]  # what one who has a report can prepare of it
-  absorb: Callable[..., Sequential]
-  end: Callable[..., EstimatorState]
-  curvature: curvatures.Curvature
+  curvature: wall.Curvature
   guard: guards.Guard
+  init: Callable[..., EstimatorState]  # (params, num_removals, num_slots=0)
+  update: Callable[..., EstimatorState]  # a whole round; see `_update`
+  # `update` in pieces, for reports that do not fit in memory together:
+  begin: Callable[[EstimatorState], Sequential]
+  absorb: Callable[..., Sequential]  # see `_absorb`
+  end: Callable[..., EstimatorState]  # see `_end`
 
 
 class Health(NamedTuple):
@@ -78,325 +69,173 @@ class Health(NamedTuple):
 
 def health(state: EstimatorState) -> Health:
   """Reads the health off a state."""
-  names = tree.names(state.eps)
-  return Health(state.truncated_at, state.growth, state.nonfinite_at, names)
+  return Health(
+    truncated_at=state.guard.truncated_at,
+    growth=state.guard.growth,
+    nonfinite_at=state.guard.nonfinite_at,
+    layer_names=tree.names(state.eps),
+  )
 
 
-def estimator(
-  curvature: curvatures.Curvature, guard: guards.Guard
-) -> Estimator:
-  """Builds an estimator.
-
-  Returns:
-    An `Estimator`. One round on a server is `update(setup, state,
-    participants, round_, updates, change, hits)`, where `updates` are
-    w_{t,m}^k − w_{t-1} (leaves [B, ...]) and `change` is w_{t-1} − w_t. `hits`
-    (int [H], filled up with R) may name the removals that the cohort touches:
-    the others then share their work.
-  """
-  fine = guard.per == "participant"
-
-  def init(params, num_removals, num_slots=0):
-    shape = num_removals, len(jax.tree.leaves(params))
-    return EstimatorState(
-      jax.tree.map(
-        lambda a: jnp.zeros((num_removals, *a.shape), a.dtype), params
-      ),
-      jnp.zeros(shape, jnp.int32),
-      jnp.zeros(shape, jnp.int32),
-      jnp.zeros(shape, jax.tree.leaves(params)[0].dtype),
-      jnp.zeros((num_removals, num_slots, shape[1]), bool) if fine else None,
-    )
-
-  def begin(state):
-    return Sequential(
-      jax.tree.map(jnp.zeros_like, state.eps),
-      jnp.zeros_like(state.growth),
-      jnp.zeros(state.growth.shape, bool),
-      state.dropped,
-    )
-
-  def grams(setup, report, num_removals, hits=None):
-    """Makes Gram matrices of a report, None where they would not pay."""
-    if not isinstance(report, curvatures.Rows) or setup.eta is None:
-      return None
-    num_layers = len(jax.tree.leaves(report.rows))
-    blocks = curvatures.layer_blocks(num_layers, curvature.layerwise)
-    if not propagation.is_compact(report, blocks, num_removals, fine, hits):
-      return None
-    return propagation.gram_matrices(report, blocks, whole=fine)
-
-  def absorb(setup, eps, so_far, participants, hits=None):
-    """Adds the sequential influence of some participants."""
-    report, shares, base, slots, prepared = participants
-    leaves, treedef = jax.tree.flatten(eps)
-    square = _layer_dots(leaves, leaves)  # [R, L]
-    blocks = curvatures.layer_blocks(len(leaves), curvature.layerwise)
-    if prepared is None:
-      prepared = grams(setup, report, len(shares), hits)
-    if prepared is None:
-      return _absorb_one_by_one(setup, eps, square, so_far, participants)
-
-    per_row = propagation.row_bytes(report, blocks, len(shares), fine, hits)
-    chunk = memory.chunk_size(len(shares), per_row)
-    if chunk < len(shares):
-      hits = None  # They are places among all removals, not within a chunk.
-
-    def add(so_far, rows):
-      eps, square, shares = rows
-      flat = [a.reshape(a.shape[0], -1) for a in jax.tree.leaves(eps)]
-      grown = [None] * len(flat)  # [R, b] of each layer
-      if fine:
-        before = so_far.dropped.at[:, slots].get(mode="fill", fill_value=False)
-
-      def keep(gain, block):
-        size = sum(square[:, j] for j in block)[:, None]
-        for j in block:
-          grown[j] = guards.grows(guard, gain, size) & (shares > 0)
-        return ~(grown[block[0]] | before[:, :, block[0]])
-
-      lost = propagation.rows_lost(
-        report,
-        prepared,
-        flat,
-        shares,
-        blocks,
-        keep if fine else None,
-        base,
-        hits,
-      )
-      lost = jax.tree.map(
-        lambda a, b: a + b.reshape(a.shape),
-        so_far.lost,
-        treedef.unflatten(lost),
-      )
-      if not fine:
-        return so_far._replace(lost=lost)
-      out = jnp.stack(grown, 2)  # [R, b, L]
-      tripped = so_far.tripped | (out & ~before).any(1)
-      out = out | before
-      return Sequential(
-        lost,
-        so_far.missing + jnp.where(out, shares[:, :, None], 0).sum(1),
-        tripped,
-        so_far.dropped.at[:, slots].max(out, mode="drop"),
-      )
-
-    return tree.update_rows(add, so_far, (eps, square, shares), chunk)
-
-  def _absorb_one_by_one(setup, eps, square, so_far, participants):
-    """The same for any curvature, one participant after another."""
-    blocks = curvatures.layer_blocks(square.shape[1], curvature.layerwise)
-
-    def one(so_far, participant):
-      report, share, slot = participant
-      if isinstance(report, curvatures.Answer):
-        lost = report.lost
-      else:
-        lost = curvature.lost(setup, report, eps)
-      share = jnp.repeat(share[:, None], square.shape[1], 1)  # [R, L]
-      now = so_far
-      if fine:
-        gain = _by_block(_gains(eps, lost), blocks)
-        grown = guards.grows(guard, gain, _by_block(square, blocks))
-        grown = grown & (share > 0)
-        before = now.dropped.at[:, slot].get(mode="fill", fill_value=False)
-        out = grown | before
-        now = now._replace(
-          missing=now.missing + jnp.where(out, share, 0),
-          tripped=now.tripped | (grown & ~before),
-          dropped=now.dropped.at[:, slot].set(out, mode="drop"),
-        )
-        share = jnp.where(out, 0, share)
-      lost = jax.tree.map(jnp.add, now.lost, _scale_layers(share, lost))
-      return now._replace(lost=lost), None
-
-    inputs = participants.report, participants.shares.T, participants.slots
-    return lax.scan(one, so_far, inputs)[0]
-
-  def end(state, so_far, round_, combinatorial, empty, change, hits=None):
-    """Closes the round: examines, truncates, adds combinatorial influence.
-
-    Args:
-      state: before the round.
-      so_far: the sequential influence of all participants.
-      round_: [] 1-based.
-      combinatorial: leaves [R, ...]; of `hits` alone, [H, ...], if given.
-      empty: bool [R], removals whose cohort is empty.
-      change: w_{t-1} − w_t.
-      hits: int [H], the removals that the round misses, filled up with R.
-    """
-    num_layers = state.growth.shape[1]
-    blocks = curvatures.layer_blocks(num_layers, curvature.layerwise)
-    # The shares sum to one; said so, ε − lost keeps its digits.
-    kept = _scale_layers(1 - so_far.missing, state.eps) if fine else state.eps
-    sequential = jax.tree.map(jnp.subtract, kept, so_far.lost)
-    leaves = jax.tree.leaves(state.eps)
-    square = _by_block(_layer_dots(leaves, leaves), blocks)
-    if fine:
-      moved = jax.tree.leaves(sequential)
-      gain = _by_block(_layer_dots(moved, moved), blocks) - square
-    else:
-      gain = _by_block(_gains(state.eps, so_far.lost), blocks)
-    overflow = ~jnp.stack(
-      [
-        jnp.isfinite(a).reshape(a.shape[0], -1).all(1)
-        for a in jax.tree.leaves(sequential)
-      ],
-      axis=1,
-    )  # [R, L]
-    examined = ~empty[:, None]
-    tripped = so_far.tripped
-    if guard.per == "layer":
-      tripped = guards.grows(guard, gain, square) & ~overflow
-    truncated_at = _first(state.truncated_at, tripped & examined, round_)
-    nonfinite_at = _first(state.nonfinite_at, overflow & examined, round_)
-    gone = nonfinite_at > 0
-    if not fine:
-      gone = gone | (truncated_at > 0)
-    ratio = jnp.sqrt(
-      jnp.maximum(1 + gain / jnp.where(square > 0, square, 1), 0)
-    )
-    measured = examined & (square > 0) & ~(gone & (state.growth > 0))
-    growth = jnp.where(
-      measured & jnp.isfinite(ratio),
-      jnp.maximum(state.growth, ratio),
-      state.growth,
-    )
-    # C_t \ r is empty: the counterfactual round is skipped.
-    skipped = jax.tree.map(lambda e, d: e + d[None], state.eps, change)
-    eps = tree.select(empty, skipped, _select_layers(gone, sequential))
-    if hits is None:
-      hits = jnp.arange(len(empty))
-    # They alone have combinatorial influence: no R × P sum of zeros.
-    eps = jax.tree.map(
-      lambda e, c: e.at[hits].add(c, mode="drop"),
-      eps,
-      tree.select(
-        empty[hits], jax.tree.map(jnp.zeros_like, combinatorial), combinatorial
-      ),
-    )
-    dropped = so_far.dropped
-    return EstimatorState(eps, truncated_at, nonfinite_at, growth, dropped)
-
-  def update(setup, state, participants, round_, updates, change, hits=None):
-    answered = isinstance(participants.report, curvatures.Answer)
-    if not (curvature.uploads or answered):
-      raise ValueError(
-        f"{curvature.name} has nothing that a client could upload; send it ε,"
-        " and give its `fi.answer` as the report"
-      )
-    _check_report(participants, state.eps)
-    so_far = absorb(setup, state.eps, begin(state), participants, hits)
-    shares = participants.shares if hits is None else participants.shares[hits]
-    return end(
-      state,
-      so_far,
-      round_,
-      combinatorial(shares, participants.base, updates),
-      participants.shares.sum(1) == 0,
-      change,
-      hits,
-    )
-
-  return Estimator(init, update, begin, grams, absorb, end, curvature, guard)
-
-
-def shares_of(counts_left, counts, base):
-  """Returns a_{r,k} = n_k [k ∉ r] / N(C_t minus r), [R, B].
-
-  A removal that no participant is in has their own shares a_k, to the last
-  digit: its combinatorial influence must be zero, not a rounding error.
+def estimator(curvature: wall.Curvature, guard: guards.Guard) -> Estimator:
+  """Builds an estimator from a curvature and a guard.
 
   Args:
-    counts_left: n_k [k ∉ r], [R, B].
-    counts: n_k, [B].
-    base: a_k, [B].
+    curvature: how local training carries influence, such as `fi.fisher()`.
+    guard: when sequential influence is dropped, such as `fi.lwet()`.
   """
-  own = fedavg.weights(counts_left, base.dtype)
-  touched = (counts_left != counts[None]).any(1)
-  return jax.vmap(jnp.where, (0, 0, None))(touched, own, base)
+  if not isinstance(curvature, wall.Curvature):
+    raise ValueError(
+      f"curvature is {curvature!r}; it must be one such as fi.fisher()"
+    )
+  if not isinstance(guard, guards.Guard):
+    raise ValueError(
+      f"guard is {guard!r}; it must be fi.lwet() or fi.no_guard()"
+    )
+  bind = lambda function: functools.partial(function, curvature, guard)
+  return Estimator(
+    curvature=curvature,
+    guard=guard,
+    init=functools.partial(_init, guard),
+    update=bind(_update),
+    begin=functools.partial(_begin, guard),
+    absorb=bind(_absorb),
+    end=bind(_end),
+  )
 
 
-def combinatorial(shares, base, updates):
-  """Returns Σ_k a_{r,k} w_{t,m}^k − w_t for every removal.
+def combinatorial(
+  attendance: removals.Attendance, updates: types.Params
+) -> types.Params:
+  """Returns Σ_k a_{r,k} w_{t,m}^k − w_t of the removals in the attendance.
 
   As Σ_k (a_{r,k} − a_k)(w_{t,m}^k − w_{t-1}): exactly zero for a removal that
   none of the participants is in, and without cancellation of whole models.
-
-  Args:
-    shares: a_{r,k}, [R, B].
-    base: a_k, [B].
-    updates: w_{t,m}^k − w_{t-1}, leaves [B, ...].
+  With `hits`, only those: leaves [H, ...].
   """
-  differences = shares - base[None]
+  shares, hits = attendance.shares, attendance.hits
+  shares = shares if hits is None else shares[hits]
+  differences = shares - attendance.base[None]
   return jax.tree.map(
     lambda a: jnp.tensordot(differences, a, 1, precision=lax.Precision.HIGHEST),
     updates,
   )
 
 
-def _check_report(participants, eps):
-  """Refuses reports that do not fit the model or each other."""
-  num_participants = participants.shares.shape[1]
-  for leaf in jax.tree.leaves(participants.report):
-    if leaf.shape[0] != num_participants:
-      raise ValueError(
-        f"report: {leaf.shape[0]} participants for {num_participants} shares"
-      )
-  kind = type(participants.report)
-  if kind not in (curvatures.Answer, curvatures.Rows):
-    return
-  sent = jax.tree.leaves(participants.report[0])
-  leaves = jax.tree.leaves(eps)
-  for name, a, e in zip(tree.names(eps), sent, leaves, strict=True):
-    if kind is curvatures.Answer:
-      fits = a.shape[1:] == e.shape
-      right = f"[participants, {', '.join(map(str, e.shape))}]"
-    else:
-      fits = a.ndim == 4 and a.shape[-1] == e[0].size
-      right = f"[participants, steps, rows, {e[0].size}]"
-    if not fits:
-      raise ValueError(
-        f"report: {name} has shape {list(a.shape)}; it must be {right}"
-      )
+def _init(guard, params, num_removals, num_slots=0):
+  """Returns ε_0 = 0."""
+  zeros = lambda a: jnp.zeros((num_removals, *a.shape), a.dtype)
+  state = guards.init(guard, params, num_removals, num_slots)
+  return EstimatorState(jax.tree.map(zeros, params), state)
 
 
-def _layer_dots(a, b):
-  """Returns ⟨a, b⟩ of each row and leaf: two lists [R, ...] -> [R, L]."""
-  dot = lambda x, y: (x * y).reshape(x.shape[0], -1).sum(1)
-  return jnp.stack([dot(x, y) for x, y in zip(a, b, strict=True)], axis=1)
-
-
-def _gains(eps, lost):
-  """Returns ‖ε − d‖² − ‖ε‖² = ‖d‖² − 2εᵀd of each row and leaf, [R, L]."""
-  eps, lost = jax.tree.leaves(eps), jax.tree.leaves(lost)
-  return _layer_dots(lost, lost) - 2 * _layer_dots(eps, lost)
-
-
-def _by_block(values, blocks):
-  """Sums [R, L] within each block and gives every layer its block's sum."""
-  if len(blocks) == values.shape[1]:
-    return values
-  return jnp.broadcast_to(values.sum(1, keepdims=True), values.shape)
-
-
-def _scale_layers(factors, eps):
-  """Multiplies leaf j of row r by factors[r, j]."""
-  leaves, treedef = jax.tree.flatten(eps)
-  scale = jax.vmap(lambda f, a: f * a)
-  return treedef.unflatten(
-    [scale(factors[:, j], a) for j, a in enumerate(leaves)]
+def _begin(guard, state):
+  """Begins a round: nobody is absorbed yet."""
+  return Sequential(
+    tree.zeros_like(state.eps), guards.begin(guard, state.guard)
   )
 
 
-def _select_layers(gone, eps):
-  """Puts zeros where `gone` [R, L] says so."""
-  leaves, treedef = jax.tree.flatten(eps)
-  pick = jax.vmap(lambda g, a: jnp.where(g, 0, a))
-  return treedef.unflatten([pick(gone[:, j], a) for j, a in enumerate(leaves)])
+def _absorb(
+  curvature: wall.Curvature,
+  guard: guards.Guard,
+  descent: descents.Descent,
+  eps: types.Params,
+  so_far: Sequential,
+  report: Any,
+  attendance: removals.Attendance,
+  prepared: Any = None,
+) -> Sequential:
+  """Adds the sequential influence of some participants.
+
+  Args:
+    curvature: whose reports they are.
+    guard: the rule.
+    descent: how participants train.
+    eps: ε_{t-1}, leaves [R, ...].
+    so_far: of those absorbed before.
+    report: of b participants, leaves [b, ...]; or their `wall.Answer`, leaves
+      [b, R, ...].
+    attendance: of these participants.
+    prepared: what `curvature.prepare` made of the reports; None: nothing yet.
+  """
+  examiner = guards.examiner(guard, so_far.terms, attendance)
+  absorb = curvature.absorb
+  if isinstance(report, wall.Answer):
+    absorb = wall.absorb_answers(curvature.layerwise)
+  lost, grown = absorb(
+    descent, report, eps, so_far.lost, attendance, examiner, prepared
+  )
+  terms = so_far.terms
+  if examiner is not None:
+    terms = guards.count(terms, examiner, grown, attendance)
+  return Sequential(lost, terms)
 
 
-def _first(rounds, happened, round_):
-  """Enters `round_` where something happened for the first time."""
-  return jnp.where((rounds == 0) & happened, round_, rounds)
+def _end(
+  curvature: wall.Curvature,
+  guard: guards.Guard,
+  state: EstimatorState,
+  so_far: Sequential,
+  round_: jax.Array,
+  attendance: removals.Attendance,
+  change: ModelChange,
+) -> EstimatorState:
+  """Closes the round: examines, truncates, adds combinatorial influence.
+
+  Args:
+    curvature: of the estimator.
+    guard: of the estimator.
+    state: before the round.
+    so_far: the sequential influence of all participants.
+    round_: [] 1-based.
+    attendance: of all participants.
+    change: what the round did to the model.
+  """
+  num_layers = len(jax.tree.leaves(state.eps))
+  empty = attendance.shares.sum(1) == 0
+  guarded, sequential = guards.examine(
+    guard,
+    state.guard,
+    so_far.terms,
+    round_=round_,
+    eps=state.eps,
+    lost=so_far.lost,
+    empty=empty,
+    blocks=tree.layer_blocks(num_layers, curvature.layerwise),
+  )
+  # C_t \ r is empty: the counterfactual round is skipped.
+  skipped = jax.tree.map(lambda e, d: e + d[None], state.eps, change.undone)
+  eps = tree.select(empty, skipped, sequential)
+  hits = attendance.hits
+  if hits is None:
+    hits = jnp.arange(len(empty))
+  # They alone have combinatorial influence: no R × P sum of zeros.
+  added = combinatorial(attendance, change.updates)
+  added = tree.select(empty[hits], tree.zeros_like(added), added)
+  eps = jax.tree.map(lambda e, c: e.at[hits].add(c, mode="drop"), eps, added)
+  return EstimatorState(eps, guarded)
+
+
+def _update(
+  curvature: wall.Curvature,
+  guard: guards.Guard,
+  descent: descents.Descent,
+  state: EstimatorState,
+  report: Any,
+  attendance: removals.Attendance,
+  round_: jax.Array,
+  change: ModelChange,
+) -> EstimatorState:
+  """Does a whole round, ε_{t-1} -> ε_t; arguments as above."""
+  if curvature.interactive and not isinstance(report, wall.Answer):
+    raise ValueError(
+      f"{curvature.name} has nothing that a client could upload; send it ε,"
+      " and give its `fi.answer` as the report"
+    )
+  wall.check_report(report, attendance.shares.shape[1], state.eps)
+  so_far = _absorb(
+    curvature, guard, descent, state.eps, _begin(guard, state), report,
+    attendance,
+  )  # fmt: skip
+  return _end(curvature, guard, state, so_far, round_, attendance, change)

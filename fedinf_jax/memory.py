@@ -1,9 +1,12 @@
-"""How much memory a computation takes, so that chunks can bound it."""
+"""How much memory a computation takes, and how large chunks may be."""
 
 import jax
 
+from fedinf_jax import tree
+
 CHUNK_BYTES = 512 * 2**20  # What the temporaries of one chunk may take.
 CACHE_BYTES = 16 * 2**20  # About a processor's share of its last cache.
+UPLOAD_BYTES = 2**30  # What uploads held at once may take.
 
 
 def intermediate_bytes(function, *args) -> int:
@@ -20,9 +23,33 @@ def intermediate_bytes(function, *args) -> int:
   )
 
 
-def tree_bytes(tree) -> int:
-  """Returns the bytes of the arrays (or shapes) in `tree`."""
-  return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
+def gradient_bytes(model, params, examples) -> int:
+  """Bounds the temporaries of one gradient of the mean loss.
+
+  Args:
+    model: whose loss it is.
+    params: its parameters, or their shapes.
+    examples: (x [N, ...], y [N, ...]), or their shapes.
+  """
+  loss = lambda w, x, y: model.loss(model.apply(w, x), y).mean()
+  return intermediate_bytes(jax.grad(loss), params, *examples)
+
+
+def compiled_bytes(compiled: jax.stages.Compiled) -> int:
+  """Returns what a compiled program needs; what is donated counts once."""
+  needs = compiled.memory_analysis()
+  # The CPU's own peak leaves temporaries out.
+  return (
+    needs.argument_size_in_bytes
+    + needs.output_size_in_bytes
+    - needs.alias_size_in_bytes
+    + needs.temp_size_in_bytes
+  )
+
+
+def tree_bytes(arrays) -> int:
+  """Returns the bytes of a pytree of arrays, or of shapes."""
+  return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(arrays))
 
 
 def chunk_size(num_rows: int, bytes_per_row: int) -> int:
@@ -30,6 +57,11 @@ def chunk_size(num_rows: int, bytes_per_row: int) -> int:
   fitting = max(1, CHUNK_BYTES // bytes_per_row)
   num_chunks = -(-num_rows // fitting)
   return -(-num_rows // num_chunks)
+
+
+def uploads_at_once(upload_bytes: int) -> int:
+  """Returns how many participants' uploads are held at once."""
+  return max(1, UPLOAD_BYTES // max(1, upload_bytes))
 
 
 def models_at_once(num_models: int, bytes_per_model: int) -> int:
@@ -41,3 +73,11 @@ def models_at_once(num_models: int, bytes_per_model: int) -> int:
   if jax.default_backend() == "cpu" and bytes_per_model > CACHE_BYTES:
     return 1
   return chunk_size(num_models, bytes_per_model)
+
+
+def map_models(function, rows, bytes_per_model: int):
+  """Maps `function` over models (leaves [R, ...]), as many at once as fit."""
+  num_models = jax.tree.leaves(rows)[0].shape[0]
+  return tree.map_rows(
+    function, rows, models_at_once(num_models, bytes_per_model)
+  )

@@ -74,6 +74,12 @@ class Draws(NamedTuple):
     return jax.random.fold_in(client_key(key, self.round, self.words), step)
 
 
+def draws(seed: int, round_: int, client_id) -> Draws:
+  """Returns the draws of a client that is not part of a simulation."""
+  words = jnp.asarray(id_words([client_id])[0])
+  return Draws(jax.random.key(seed), jnp.int32(round_), words)
+
+
 @jax.jit
 def _priorities(key, round_, words):
   draw = lambda w: jax.random.bits(client_key(key, round_, w), (2,), jnp.uint32)

@@ -7,14 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedinf_jax import checks
 from fedinf_jax import fedavg
-from fedinf_jax import lanczos
-from fedinf_jax import packing
 from fedinf_jax import rng
 from fedinf_jax import tree
 from fedinf_jax import types
 from fedinf_jax.data import federated
+from fedinf_jax.data import on_device
+from fedinf_jax.linalg import hessian_products
+from fedinf_jax.linalg import lanczos
 
+MIN_EXAMPLES = 16  # Fewer cost no less time.
 ULPS = 16  # Units in the last place of ‖H‖ that its eigenvalues are trusted to.
 
 
@@ -58,39 +61,28 @@ def round_theory(
     cohort: int [B], C_t as positions of clients.
     round_: t, from 1.
     seed: the run's seed.
-    num_steps: Lanczos steps a Hessian.
+    num_steps: Lanczos steps per Hessian.
   """
   if fed.learning_rate is None:
     raise ValueError(
       "γ is that of plain gradient descent; give learning_rate, not"
       " client_optimizer"
     )
-  cohort = np.asarray(cohort)
-  if (
-    cohort.ndim != 1
-    or not np.issubdtype(cohort.dtype, np.integer)
-    or not np.isin(cohort, np.arange(data.num_clients)).all()
-  ):
-    raise ValueError(
-      f"cohort is {cohort}; it must list clients 0 … {data.num_clients - 1}"
-    )
-  if jnp.issubdtype(data.x.dtype, jnp.floating):
-    params = tree.cast(params, data.x.dtype)  # As the run does.
-  packed, root = packing.clients(data), jax.random.key(seed)
-
+  cohort = _checked(cohort, data.num_clients)
+  params = checks.params(params, model, seed, data)
+  clients, root = on_device.put(data), jax.random.key(seed)
   spectra = []
   for k in cohort:
-    # Rows in powers of two, so that few programs serve clients of all sizes.
-    rows = max(int(data.num_examples[k]), packing.MIN_ROWS)
-    size = min(1 << (rows - 1).bit_length(), len(data.x))
+    # Sizes in powers of two, so that few programs serve all clients.
+    size = max(int(data.num_examples[k]), MIN_EXAMPLES)
     spectrum = _spectrum(
       params,
-      packed,
-      rng.Draws(root, jnp.int32(round_), packed.words[k]),
+      clients,
+      rng.Draws(root, jnp.int32(round_), clients.words[k]),
       jnp.int32(k),
       model=model,
       fed=fed,
-      size=size,
+      size=min(1 << (size - 1).bit_length(), len(data.x)),
       num_steps=num_steps,
     )
     if not np.isfinite(spectrum).all():
@@ -106,7 +98,22 @@ def round_theory(
   gamma, width, case = _gamma(
     fed.learning_rate, *eigenvalues, counts / counts.sum(), spectra[0].dtype
   )
-  return Theory(gamma, width, case, tree.names(params))
+  return Theory(
+    gamma=gamma, width=width, case=case, layer_names=tree.names(params)
+  )
+
+
+def _checked(cohort, num_clients):
+  cohort = np.asarray(cohort)
+  if (
+    cohort.ndim != 1
+    or not np.issubdtype(cohort.dtype, np.integer)
+    or not np.isin(cohort, np.arange(num_clients)).all()
+  ):
+    raise ValueError(
+      f"cohort is {cohort}; it must list clients 0 … {num_clients - 1}"
+    )
+  return cohort
 
 
 def _gamma(eta, low, high, low_residual, high_residual, weights, dtype):
@@ -129,25 +136,20 @@ def _gamma(eta, low, high, low_residual, high_residual, weights, dtype):
 @functools.partial(
   jax.jit, static_argnames=("model", "fed", "size", "num_steps")
 )
-def _spectrum(params, packed, draws, client, *, model, fed, size, num_steps):
+def _spectrum(params, clients, draws, client, *, model, fed, size, num_steps):
   """Returns λ, Λ and their residuals of one participant: [M, L, 4]."""
-  examples = packing.take(packed, client, size)
+  examples = on_device.take(clients, client, size)
+
+  def extremes(product, layer):
+    flat = lambda v: product(v.reshape(layer.shape)).reshape(-1)
+    start = jax.random.normal(jax.random.key(0), (layer.size,), layer.dtype)
+    return lanczos.extreme_eigenvalues(flat, start, min(num_steps, layer.size))
 
   def one_step(i, iterate):
-    rows = fedavg.batch(fed, examples, draws, i)
-    leaves, treedef = jax.tree.flatten(iterate)
-
-    def one_layer(j):
-      def loss(w):
-        moved = [*leaves[:j], w.reshape(leaves[j].shape), *leaves[j + 1 :]]
-        return fedavg.step_loss(model, treedef.unflatten(moved), *rows)
-
-      w = leaves[j].reshape(-1)
-      _, hvp = jax.linearize(jax.grad(loss), w)
-      start = jax.random.normal(jax.random.key(0), w.shape, w.dtype)
-      return lanczos.extreme_eigenvalues(hvp, start, min(num_steps, w.size))
-
-    return jnp.array([one_layer(j) for j in range(len(leaves))])
+    loss = fedavg.step_loss(model, fed, examples, draws, i)
+    products = hessian_products.by_layer(loss, iterate)
+    layers = jax.tree.leaves(iterate)
+    return jnp.array(list(map(extremes, products, layers)))
 
   with jax.default_matmul_precision("highest"):
     _, iterates = fedavg.local_training(model, fed)(params, examples, draws)

@@ -1,7 +1,5 @@
 """Pytree algebra that neither jax.tree nor optax.tree_utils has."""
 
-import functools
-
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -31,11 +29,31 @@ def select(condition, on_true, on_false):
   return jax.tree.map(lambda a, b: pick(condition, a, b), on_true, on_false)
 
 
+def add(a, b):
+  """Returns a + b."""
+  return jax.tree.map(jnp.add, a, b)
+
+
+def subtract(a, b):
+  """Returns a − b."""
+  return jax.tree.map(jnp.subtract, a, b)
+
+
+def zeros_like(tree):
+  """Returns zeros of the same shapes."""
+  return jax.tree.map(jnp.zeros_like, tree)
+
+
 def repeat(tree, times):
   """Repeats every leaf along a new axis: [...] -> [times, ...]."""
   return jax.tree.map(
     lambda a: jnp.broadcast_to(a[None], (times, *a.shape)), tree
   )
+
+
+def merge_axes(tree):
+  """Joins the first two axes of every leaf: [A, B, ...] -> [A B, ...]."""
+  return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), tree)
 
 
 def first_rows(tree, num_rows):
@@ -87,11 +105,14 @@ def update_rows(function, rows, inputs, chunk):
   return lax.fori_loop(0, -(-num_rows // chunk), body, rows)
 
 
+def name(path):
+  """Returns a leaf's name, such as "dense/kernel"."""
+  return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
 def names(tree):
-  """Returns the leaves' names, such as "dense/kernel"."""
-  paths, _ = jax.tree.flatten_with_path(tree)
-  join = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
-  return tuple(join(path) for path, _ in paths)
+  """Returns the leaves' names."""
+  return tuple(name(path) for path, _ in jax.tree.flatten_with_path(tree)[0])
 
 
 def dtype_of(tree):
@@ -107,3 +128,43 @@ def finite_rows(tree):
   """
   sums = [a.sum(range(1, a.ndim)) for a in jax.tree.leaves(tree)]
   return jnp.isfinite(jnp.stack(sums)).all(0)
+
+
+# Below, a layer is a leaf: L of them, with a row per removal each.
+
+
+def layer_blocks(num_layers: int, layerwise: bool) -> list[tuple[int, ...]]:
+  """Returns which layers belong together: each alone, or all."""
+  layers = range(num_layers)
+  return [(j,) for j in layers] if layerwise else [tuple(layers)]
+
+
+def layer_dots(a, b):
+  """Returns ⟨a, b⟩ of each row and layer: leaves [R, ...] -> [R, L]."""
+  dot = lambda x, y: (x * y).reshape(x.shape[0], -1).sum(1)
+  pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+  return jnp.stack([dot(x, y) for x, y in pairs], axis=1)
+
+
+def scale_layers(factors, tree):
+  """Multiplies layer j of row r by factors[r, j]."""
+  leaves, treedef = jax.tree.flatten(tree)
+  scale = jax.vmap(lambda f, a: f * a)
+  return treedef.unflatten(
+    [scale(factors[:, j], a) for j, a in enumerate(leaves)]
+  )
+
+
+def clear_layers(cleared, tree):
+  """Puts zeros where `cleared` [R, L] says so."""
+  leaves, treedef = jax.tree.flatten(tree)
+  pick = jax.vmap(lambda c, a: jnp.where(c, 0, a))
+  return treedef.unflatten(
+    [pick(cleared[:, j], a) for j, a in enumerate(leaves)]
+  )
+
+
+def finite_layers(tree):
+  """Returns whether each row of each layer is finite: -> bool [R, L]."""
+  finite = lambda a: jnp.isfinite(a).reshape(a.shape[0], -1).all(1)
+  return jnp.stack([finite(a) for a in jax.tree.leaves(tree)], axis=1)

@@ -17,6 +17,7 @@ from PIL import ImageDraw
 from PIL import ImageFont
 from scipy import ndimage
 
+from fedinf_jax import checks
 from fedinf_jax import rng
 from fedinf_jax.data import federated
 
@@ -57,12 +58,8 @@ def glyphs(
     x float32 [N, 28, 28, 1] from ink 0 to paper 1; y in 0 … 61, digits, then
     upper case, then lower case; ids writer_0000, writer_0001, …
   """
-  if not _is_integer(num_writers) or num_writers < 1:
-    raise ValueError(
-      f"num_writers is {num_writers!r}; it must be an integer of at least 1"
-    )
-  if not _is_integer(seed) or seed < 0:
-    raise ValueError(f"seed is {seed!r}; it must be an integer of at least 0")
+  checks.positive_integer("num_writers", num_writers)
+  checks.seed(seed)
   sizes = examples_per_writer
   if np.ndim(sizes) == 0:
     sizes = [sizes] * num_writers
@@ -72,20 +69,13 @@ def glyphs(
       f" or one for each of the {num_writers} writers"
     )
   for n in sizes:
-    if not _is_integer(n) or n < 1:
-      raise ValueError(
-        f"examples_per_writer has {n!r}; it must hold integers of at least 1"
-      )
+    checks.positive_integer("examples_per_writer", n)
   writers = [
     _draw(rng.host_generator(seed, rng.Stream.GLYPHS, i), n)
     for i, n in enumerate(sizes)
   ]
   ids = [f"writer_{i:04d}" for i in range(num_writers)]
   return federated.FederatedData.from_clients(writers, ids, len(CLASSES))
-
-
-def _is_integer(value):
-  return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _draw(draw, n):

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedinf_jax import checks
 from fedinf_jax.data import federated
 
 
@@ -26,20 +27,19 @@ def synthetic(
     num_features: D.
     seed: LEAF's own is 931231.
   """
-  for name, value in (
-    ("num_clients", num_clients),
-    ("num_classes", num_classes),
-    ("num_features", num_features),
-  ):
-    if value < 1:
-      raise ValueError(f"{name} is {value}; it must be at least 1")
+  checks.positive_integer("num_clients", num_clients)
+  checks.positive_integer("num_classes", num_classes)
+  checks.positive_integer("num_features", num_features)
   draw = np.random.RandomState(seed)
   sizes = np.minimum(draw.lognormal(3, 2, num_clients).astype(int) + 5, 1000)
 
   draw = np.random.RandomState(seed)
   clusters = 1
   q = draw.normal(0.0, 1.0, (num_features + 1, num_classes, clusters))
+  # As `multivariate_normal` does it, but factored once and not per client.
   covariance = np.diag(np.arange(1, num_features + 1, dtype=float) ** -1.2)
+  _, variance, axes = np.linalg.svd(covariance)
+  factor = np.sqrt(variance)[:, None] * axes
   means = [
     draw.normal(draw.normal(0, 1.0), 1.0, clusters) for _ in range(clusters)
   ]
@@ -48,7 +48,7 @@ def synthetic(
     cluster = draw.choice(clusters, p=[1.0])
     centre = draw.normal(draw.normal(0.0, 1.0), 1.0, num_features)
     x = np.ones((n, num_features + 1))
-    x[:, 1:] = draw.multivariate_normal(centre, covariance, n)
+    x[:, 1:] = draw.standard_normal((n, num_features)) @ factor + centre
     u = draw.normal(means[cluster], 0.1, clusters)
     logits = x @ (q @ u)
     noise = draw.normal(0.0, 0.1, logits.shape)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fedinf_jax import checks
 from fedinf_jax import rng
 from fedinf_jax.data import federated
 
@@ -91,14 +92,9 @@ def _arrays(x, y, num_clients):
       f"x of shape {list(x.shape)} and y of shape {list(y.shape)} do not hold"
       " the same examples"
     )
-  if isinstance(num_clients, bool) or not isinstance(
-    num_clients, (int, np.integer)
-  ):
-    raise ValueError(f"num_clients is {num_clients!r}; it must be an integer")
-  if not 1 <= num_clients <= len(x):
+  if checks.positive_integer("num_clients", num_clients) > len(x):
     raise ValueError(
-      f"num_clients is {num_clients}; it must be between 1 and the"
-      f" {len(x)} examples"
+      f"num_clients is {num_clients}; there are only {len(x)} examples"
     )
   return x, y
 

@@ -1,8 +1,8 @@
-"""How a run is spread over devices: a mesh of removals × parameters.
+"""How a run is distributed over devices: a mesh of removals × parameters.
 
-Rows (ε, guard flags, replayed models: one for each removal) are cut along
-`removals`. Where uploads have a column for each parameter, ε and uploads are
-cut along `params`, too; all else has its rows spread over both axes.
+What has a row per removal (ε, guard flags, replayed models) is split along
+`removals`. Where reports have a column per parameter, ε and reports are split
+along `params`, too; all else has its removals distributed over both axes.
 Participants train on all devices. `None` instead of a mesh is one device.
 """
 
@@ -20,39 +20,39 @@ Spec = jax.sharding.PartitionSpec
 
 REMOVALS, PARAMS = "removals", "params"
 ALL = (REMOVALS, PARAMS)
-ROWS = Spec(ALL)  # Rows over all devices.
-WHOLE = Spec()  # The same on every device.
+SPLIT = Spec(ALL)  # The first axis over all devices.
+REPLICATED = Spec()  # The same on every device.
 
 
 class Layout(NamedTuple):
   """What lies where."""
 
   mesh: jax.sharding.Mesh | None
-  num_rows: int  # of every estimator: removals, and nobody to fill up with
-  columns: frozenset[str] = frozenset()  # estimators cut along `params`, too
+  num_removals: int  # of every estimator, padded to a multiple of the devices
+  columns: frozenset[str] = frozenset()  # estimators split along `params`, too
   own_data: bool = False  # a device has the clients that train on it, no others
 
   def axes(self, name: str) -> tuple[str, ...]:
-    """Returns the axes that an estimator's rows are spread over."""
+    """Returns the axes that an estimator's removals are distributed over."""
     return (REMOVALS,) if name in self.columns else ALL
 
-  def rows_each(self, name: str) -> int:
-    """Returns how many rows of an estimator a device has."""
+  def removals_each(self, name: str) -> int:
+    """Returns how many removals of an estimator a device has."""
     if self.mesh is None:
-      return self.num_rows
-    return self.num_rows // math.prod(
+      return self.num_removals
+    return self.num_removals // math.prod(
       self.mesh.shape[a] for a in self.axes(name)
     )
 
-  def own_rows(self, name: str, rows):
-    """Within `split`: numbers of rows as the device counts its own.
+  def own_removals(self, name: str, numbers):
+    """Within `per_device`: numbers of removals as the device counts its own.
 
-    Rows of other devices get the first number that is not taken.
+    Those of other devices get the first number that is not taken.
     """
     if self.mesh is None:
-      return rows
-    count = self.rows_each(name)
-    own = rows - lax.axis_index(self.axes(name)) * count
+      return numbers
+    count = self.removals_each(name)
+    own = numbers - lax.axis_index(self.axes(name)) * count
     return jnp.where((own >= 0) & (own < count), own, count)
 
 
@@ -89,31 +89,32 @@ def grid(devices, along_params: int) -> jax.sharding.Mesh:
 
 
 def num_devices(mesh) -> int:
-  """Returns how many devices there are to share the work."""
+  """Returns how many devices there are."""
   return 1 if mesh is None else mesh.size
 
 
 def padded(number: int, mesh) -> int:
-  """Rounds a number of rows up to a multiple of the devices."""
+  """Rounds a number of removals up to a multiple of the devices."""
   return -(-number // num_devices(mesh)) * num_devices(mesh)
 
 
-def dealt(mesh, number: int) -> np.ndarray:
-  """Deals out things like cards: the order in which parts of them are equal.
+def dealing_order(mesh, number: int) -> np.ndarray:
+  """Deals things out like cards: the order in which devices' parts follow.
 
-  Numbers beyond the last fill up.
+  Numbers beyond the last are padding.
   """
   return np.arange(padded(number, mesh)).reshape(-1, mesh.size).T.ravel()
 
 
-def split(function: Callable, mesh, axes, in_specs, out_specs) -> Callable:
+def per_device(function: Callable, mesh, axes, in_specs, out_specs) -> Callable:
   """Lets each device run `function` on its own part.
 
   Args:
-    function: sees the rows of one device as if they were all.
+    function: sees the removals of one device as if they were all.
     mesh: None: the function itself.
     axes: the axes that the parts are along.
-    in_specs: of the arguments, `Spec(axes)` or WHOLE, prefixes of their trees.
+    in_specs: of the arguments, `Spec(axes)` or REPLICATED: prefixes of their
+      trees.
     out_specs: of the results.
   """
   if mesh is None:
@@ -129,7 +130,7 @@ def split(function: Callable, mesh, axes, in_specs, out_specs) -> Callable:
 
 
 def constrain(mesh, tree, specs):
-  """Says within a program where arrays are to lie (specs: a prefix)."""
+  """Fixes within a program where arrays lie (specs: a prefix)."""
   if mesh is None:
     return tree
   return jax.tree.map(
@@ -146,15 +147,15 @@ def constrain(mesh, tree, specs):
 
 
 def column_specs(mesh, params, before: Spec):
-  """Returns `before` and PARAMS for the leaves whose first axis can be cut.
+  """Returns `before` and PARAMS for the leaves whose first axis can be split.
 
   The others, such as biases with fewer numbers than devices, stay whole.
   """
   parts = mesh.shape[PARAMS]
 
   def spec(a):
-    cut = a.ndim > 0 and parts > 1 and a.shape[0] % parts == 0
-    return Spec(*before, PARAMS) if cut else before
+    divides = a.ndim > 0 and parts > 1 and a.shape[0] % parts == 0
+    return Spec(*before, PARAMS) if divides else before
 
   return jax.tree.map(spec, params)
 
@@ -191,13 +192,13 @@ def put(mesh, tree, specs):
 
 
 def by_device(mesh, make):
-  """Makes arrays with a row for each device, each process its devices' own.
+  """Makes arrays with a row per device, each process its devices' own.
 
   Args:
     mesh: the devices, in the order of their rows.
     make: (number of a device) -> arrays of one shape on all devices.
   """
-  lie = jax.sharding.NamedSharding(mesh, ROWS)
+  sharding = jax.sharding.NamedSharding(mesh, SPLIT)
   own = [
     i
     for i, device in enumerate(mesh.devices.flat)
@@ -207,7 +208,7 @@ def by_device(mesh, make):
   return [
     jax.make_array_from_single_device_arrays(
       (mesh.size, *parts[0].shape),
-      lie,
+      sharding,
       [
         jax.device_put(part[None], mesh.devices.flat[i])
         for i, part in zip(own, parts, strict=True)
@@ -225,7 +226,7 @@ def mesh_of(tree) -> jax.sharding.Mesh | None:
   return getattr(leaf.sharding, "mesh", None)
 
 
-def whole(tree):
+def replicate(tree):
   """Returns small arrays in full on every device: hosts can read them."""
   mesh = mesh_of(tree)
   return tree if mesh is None else _gather(mesh)(tree)
@@ -233,5 +234,5 @@ def whole(tree):
 
 @functools.lru_cache(maxsize=8)
 def _gather(mesh):
-  everywhere = jax.sharding.NamedSharding(mesh, WHOLE)
+  everywhere = jax.sharding.NamedSharding(mesh, REPLICATED)
   return jax.jit(lambda tree: tree, out_shardings=everywhere)

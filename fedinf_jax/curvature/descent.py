@@ -4,6 +4,8 @@ A step w ← w + update(∇L(w)) moves a change σ of w by update(Hσ), exactly 
 the optimiser is linear: plain gradient descent, momentum, weight decay.
 """
 
+from typing import NamedTuple
+
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -11,12 +13,37 @@ import numpy as np
 import optax
 
 from fedinf_jax import fedavg
+from fedinf_jax import tree
+
+
+class Descent(NamedTuple):
+  """What client and server both know of local training; static."""
+
+  fed: fedavg.FedAvg
+  eta: float | None  # of plain gradient descent; None: another optimiser
+
+  def require_plain(self, name: str, value):
+    """Refuses an option that only plain gradient descent has."""
+    if value is not None and self.eta is None:
+      raise ValueError(
+        f"{name}={value!r} is defined for plain gradient descent only; the"
+        " client_optimizer is another"
+      )
+
+  def scaled(self, curvatures):
+    """Multiplies by η where the steps are plain gradient descent."""
+    eta = 1.0 if self.eta is None else self.eta
+    return jax.tree.map(lambda a: eta * a, curvatures)
 
 
 def plain_rate(fed: fedavg.FedAvg, params) -> float | None:
   """Returns η if the local optimiser is gradient descent, w ← w − ηg.
 
   Returns None for any other linear optimiser.
+
+  Args:
+    fed: how participants train.
+    params: the model's parameters, or their shapes.
 
   Raises:
     ValueError: if the optimiser is not linear, found by feeding it numbers.
@@ -82,7 +109,7 @@ def _close(a, b):
   )
 
 
-def lost(fed: fedavg.FedAvg, eta: float | None, apply, steps, eps):
+def lost(descent: Descent, apply, steps, eps):
   """Carries ε through the local steps and returns what is lost, ε − Pε.
 
       σ ← σ − ηHσ,   i = 0 … m−1,   from σ = ε
@@ -91,24 +118,24 @@ def lost(fed: fedavg.FedAvg, eta: float | None, apply, steps, eps):
   last digit, and a growth check sees more digits than two norms would show.
 
   Args:
-    fed: whose optimiser it is.
-    eta: η of gradient descent, or None: through the optimiser's own update.
-    apply: (a step's curvature, σ) -> ηHσ, or Hσ where eta is None.
+    descent: how participants train.
+    apply: (a step's curvature, σ) -> ηHσ, or Hσ where η is None.
     steps: the curvatures, leaves [M, ...].
     eps: leaves [R, ...].
   """
-  if eta is not None:
+  if descent.eta is not None:
 
     def descend(d, step):
-      sigma = jax.tree.map(jnp.subtract, eps, d)
-      return jax.tree.map(jnp.add, d, apply(step, sigma)), None
+      return tree.add(d, apply(step, tree.subtract(eps, d))), None
 
-    return lax.scan(descend, jax.tree.map(jnp.zeros_like, eps), steps)[0]
+    return lax.scan(descend, tree.zeros_like(eps), steps)[0]
+
+  optimizer = descent.fed.optimizer
 
   def update(carry, step):
     sigma, state = carry
-    change, state = fed.optimizer.update(apply(step, sigma), state, sigma)
+    change, state = optimizer.update(apply(step, sigma), state, sigma)
     return (optax.apply_updates(sigma, change), state), None
 
-  sigma = lax.scan(update, (eps, fed.optimizer.init(eps)), steps)[0][0]
-  return jax.tree.map(jnp.subtract, eps, sigma)
+  sigma = lax.scan(update, (eps, optimizer.init(eps)), steps)[0][0]
+  return tree.subtract(eps, sigma)

@@ -11,12 +11,15 @@ so that with u = Gε and c = (I + DL)⁻¹ D u what is lost of ε is Gᵀc, and
 
 from collections.abc import Callable
 import functools
+from typing import NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedinf_jax import curvature
+from fedinf_jax import memory
+from fedinf_jax import tree
+from fedinf_jax import types
 
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
@@ -25,12 +28,73 @@ _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 SKINNY = 2
 COLUMNS = 4096  # Parameters of a piece of a Gram matrix's sum.
 
+
+class Rows(NamedTuple):
+  """Steps of low rank: step i is I − Σ_s factor_s g_s g_sᵀ.
+
+  With η and 1/S_k in it already (η only for plain gradient descent).
+  """
+
+  rows: types.Params  # g, leaves [M, S, P_j]
+  factor: jax.Array | None  # [M, S]; None: all ones
+
+
 # (gain [R, b], block) -> which participants' terms to keep, bool [R, b].
 Keep = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 
+def absorb(report, grams, blocks, eps, lost, attendance, examiner):
+  """Adds Σ_k a_{r,k} (ε_r − P_k ε_r) over b participants.
+
+  Args:
+    report: their reports, rows with leaves [b, M, S, P_j].
+    grams: `gram_matrices` of the report; whole ones with an examiner.
+    blocks: which layers belong together.
+    eps: ε, leaves [R, ...].
+    lost: what to add to, leaves [R, ...].
+    attendance: weights a_{r,k} [R, b], a_k [b] and hits.
+    examiner: drops participants' terms that grow; None: keeps all.
+
+  Returns:
+    The sum, leaves [R, ...]; and bool [R, b, L], which terms grew, or None.
+  """
+  shares, hits = attendance.shares, attendance.hits
+  fine = examiner is not None
+  per_removal = _removal_bytes(report, blocks, len(shares), fine, hits)
+  chunk = memory.chunk_size(len(shares), per_removal)
+  if chunk < len(shares):
+    hits = None  # They are places among all removals, not within a chunk.
+  square = tree.layer_dots(eps, eps)  # [R, L]
+  before = examiner.before if fine else None
+
+  def add(so_far, inputs):
+    total, _ = so_far
+    eps, square, shares, before = inputs
+    leaves, treedef = jax.tree.flatten(eps)
+    found = [None] * len(leaves)  # bool [R, b] of each layer
+
+    def keep(gain, block):
+      size = sum(square[:, j] for j in block)[:, None]
+      for j in block:
+        found[j] = examiner.grows(gain, size, shares)
+      return ~(found[block[0]] | before[:, :, block[0]])
+
+    flat = [a.reshape(a.shape[0], -1) for a in leaves]
+    parts = rows_lost(
+      report, grams, flat, shares, blocks,
+      keep=keep if fine else None, base=attendance.base, hits=hits,
+    )  # fmt: skip
+    parts = treedef.unflatten(parts)
+    total = jax.tree.map(lambda a, b: a + b.reshape(a.shape), total, parts)
+    return total, jnp.stack(found, 2) if fine else None
+
+  grown = jnp.zeros(before.shape, bool) if fine else None
+  inputs = eps, square, shares, before
+  return tree.update_rows(add, (lost, grown), inputs, chunk)
+
+
 def gram_matrices(
-  report: curvature.Rows, blocks: list[tuple[int, ...]], whole: bool
+  report: Rows, blocks: list[tuple[int, ...]], whole: bool
 ) -> list[jax.Array]:
   """Returns the products of rows with rows that each block needs, [b, q, q].
 
@@ -46,7 +110,7 @@ def gram_matrices(
 
 
 def rows_lost(
-  report: curvature.Rows,
+  report: Rows,
   grams: list[jax.Array],
   eps: list[jax.Array],
   shares: jax.Array,
@@ -65,7 +129,7 @@ def rows_lost(
     blocks: which layers belong together.
     keep: decides which terms count, once it knows how each of them grows.
     base: [b], the share of participants in a removal that none of them is in.
-    hits: int [H], the removals with other shares than `base`, filled up with R.
+    hits: int [H], the removals with other shares than `base`, padded with R.
 
   Returns:
     Leaves [R, P_j].
@@ -100,15 +164,15 @@ def rows_lost(
 
 
 def is_compact(
-  report: curvature.Rows,
+  report: Rows,
   blocks: list[tuple[int, ...]],
   num_removals: int,
   whole: bool,
   hits: jax.Array | None = None,
 ) -> bool:
-  """Says whether the form above beats the step-by-step recursion.
+  """Tells whether the form above beats the step-by-step recursion.
 
-  Both take 4nPR a participant of n rows for the products with ε. On top come
+  Both take 4nPR per participant of n rows for the products with ε. On top come
   Gram matrices and, for each block, the substitution; with few removals those
   outweigh the better shape of the products.
   """
@@ -125,25 +189,25 @@ def is_compact(
 
 
 def explicit_is_cheaper(
-  report: curvature.Rows,
+  report: Rows,
   block: tuple[int, ...],
   num_removals: int,
   hits: jax.Array | None,
 ) -> bool:
-  """Says whether to make M itself, P × P, for all removals but the hits."""
+  """Tells whether to make M itself, P × P, for all removals but the hits."""
   return hits is not None and _explicit_operations(
     report, block, num_removals, hits
   ) < _direct_operations(report, block, num_removals, whole=False)
 
 
-def row_bytes(
-  report: curvature.Rows,
+def _removal_bytes(
+  report: Rows,
   blocks: list[tuple[int, ...]],
   num_removals: int,
   whole: bool,
   hits: jax.Array | None,
 ) -> int:
-  """Bounds the temporaries that a removal adds to `rows_lost`."""
+  """Bounds the temporaries that one removal adds to `rows_lost`."""
   numbers = 0
   for block in blocks:
     b, n, _, p = _sizes(report, block)
@@ -164,6 +228,11 @@ def _explicit_operations(report, block, num_removals, hits):
   matrix = b * 2 * n * p * (n - step_rows + p)
   own = _direct_operations(report, block, len(hits), whole=False)
   return matrix + 2 * p * p * num_removals + own
+
+
+def matmul(a, b):
+  """Multiplies in full precision: accelerators default to less."""
+  return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 def _sizes(report, block):
@@ -192,7 +261,7 @@ def _gram(rows, skip):
 
 
 def _stacked(rows):
-  """Returns the rows of all steps as one matrix a participant, [b, n, P]."""
+  """Returns the rows of all steps as one matrix per participant, [b, n, P]."""
   b, steps, step_rows, p = rows.shape
   return rows.reshape(b, steps * step_rows, p)
 

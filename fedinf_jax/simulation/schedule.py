@@ -1,4 +1,4 @@
-"""Which rows a round computes on: static shapes without padding to the max.
+"""Who trains when: static shapes without padding everyone to the largest.
 
 A compiled program needs static shapes, and clients are ragged. Each client is
 read from the flat data as a slice of its *size class*, the smallest of a few
@@ -9,101 +9,25 @@ run is one program whatever the cohorts are.
 
 from typing import NamedTuple
 
-import jax
-from jax import lax
-import jax.numpy as jnp
 import numpy as np
 
-from fedinf_jax import rng
-from fedinf_jax.data import federated
-
 MAX_CLASSES = 8  # Each class is compiled once; compile time bounds them.
-MIN_ROWS = 16  # Fewer rows than this cost no less time.
+MIN_EXAMPLES = 16  # Fewer cost no less time.
 MAX_CANDIDATES = 512  # Distinct sizes considered as class boundaries.
 GOOD_PADDING = 0.2  # Stop adding classes, or widening waves, at this share.
-
-
-class Examples(NamedTuple):
-  """A slice of the flat data that holds one client's examples."""
-
-  x: jax.Array  # [L, ...]
-  y: jax.Array  # [L, ...]
-  first: jax.Array  # [] where the client's own rows begin within the slice
-  count: jax.Array  # [] how many they are, n_k
-
-
-class Clients(NamedTuple):
-  """The clients on the device. Position K is nobody: it has no examples."""
-
-  x: jax.Array  # [N, ...]
-  y: jax.Array  # [N, ...]
-  offset: jax.Array  # int32 [K + 1]
-  count: jax.Array  # int32 [K + 1]
-  words: jax.Array  # uint32 [K + 1, 2], hashed ids
 
 
 class Schedule(NamedTuple):
   """Who trains when, arranged in waves. Lives on the host."""
 
-  sizes: tuple[int, ...]  # rows of each size class, ascending
+  sizes: tuple[int, ...]  # examples of each size class, ascending
   clients: np.ndarray  # int32 [T, W, G]; K stands for an empty lane
   size_class: np.ndarray  # int32 [T, W]
-  padding: float  # share of the rows computed on that are nobody's
-
-
-def clients(data: federated.FederatedData) -> Clients:
-  """Puts `data` on the device."""
-  return jax.tree.map(jnp.asarray, on_host(data))
-
-
-def on_host(data: federated.FederatedData) -> Clients:
-  """Returns `data` as it will lie on the device, in NumPy arrays."""
-  return Clients(
-    data.x,
-    data.y,
-    np.append(data.offsets[:-1], 0).astype(np.int32),
-    np.append(data.num_examples, 0).astype(np.int32),
-    rng.id_words([*data.ids, "nobody"]),
-  )
-
-
-def excerpt(packed: Clients, some: np.ndarray, rows: int):
-  """Returns x, y and offset of some clients only.
-
-  Args:
-    packed: all clients, on the host.
-    some: which.
-    rows: examples to return; what is left over repeats the first.
-  """
-  index = [
-    np.arange(packed.offset[k], packed.offset[k] + packed.count[k])
-    for k in some
-  ]
-  index = np.resize(np.concatenate([*index, [0]]).astype(int), rows)
-  offset = np.zeros_like(packed.offset)
-  offset[some] = np.cumsum(packed.count[some]) - packed.count[some]
-  return packed.x[index], packed.y[index], offset
-
-
-def take(packed: Clients, client: jax.Array, size: int) -> Examples:
-  """Reads the rows of one client as a slice of `size` rows.
-
-  Rows that are not the client's belong to its neighbours. They are real
-  examples, so no model meets an input that its user did not supply; their
-  weight is zero.
-  """
-  start = jnp.minimum(packed.offset[client], packed.x.shape[0] - size)
-  read = lambda a: lax.dynamic_slice_in_dim(a, start, size)
-  return Examples(
-    read(packed.x),
-    read(packed.y),
-    packed.offset[client] - start,
-    packed.count[client],
-  )
+  padding: float  # share of the examples computed on that are padding
 
 
 def size_classes(sizes: np.ndarray, num_classes: int) -> np.ndarray:
-  """Chooses the class sizes that leave the fewest padded rows, exactly.
+  """Chooses the class sizes that leave the least padding, exactly.
 
   Dynamic programming over the distinct sizes v_1 < … < v_J: the best q classes
   for the first j sizes end in a class (i, j], which pads its clients to v_j.
@@ -122,12 +46,12 @@ def size_classes(sizes: np.ndarray, num_classes: int) -> np.ndarray:
     value, count = value[kept], np.bincount(owner, count)
   clients_up_to = np.concatenate([[0], np.cumsum(count)])  # [J + 1]
   j = np.arange(len(value) + 1)
-  # rows[i, j]: rows computed on if sizes i + 1 … j form one class.
-  rows = (clients_up_to - clients_up_to[:, None]) * np.append(0, value)
-  rows = np.where(j[:, None] < j, rows, np.inf)
+  # cost[i, j]: examples computed on if sizes i + 1 … j form one class.
+  cost = (clients_up_to - clients_up_to[:, None]) * np.append(0, value)
+  cost = np.where(j[:, None] < j, cost, np.inf)
   best, previous = np.where(j == 0, 0, np.inf), []
   for _ in range(min(num_classes, len(value))):
-    total = best[:, None] + rows
+    total = best[:, None] + cost
     previous.append(total.argmin(0))
     best = total.min(0)
   ends, end = [], len(value)
@@ -150,7 +74,7 @@ def schedule(
   Args:
     cohorts: int [T, B].
     num_examples: [K], the n_k.
-    batch_size: a step computes on at most this many rows a client.
+    batch_size: the most examples per client and step; None: all.
     max_lanes: the widest wave allowed; None: the cohort.
   """
   num_clients, cohort_size = len(num_examples), cohorts.shape[1]
@@ -168,14 +92,14 @@ def schedule(
     computed = np.minimum(classes[size_class], limit).sum() * lanes
     needed = np.minimum(sizes[ordered], limit).sum()
     return Schedule(
-      tuple(int(c) for c in classes),
-      waves.astype(np.int32),
-      size_class.astype(np.int32),
-      float(1 - needed / computed),
+      sizes=tuple(int(c) for c in classes),
+      clients=waves.astype(np.int32),
+      size_class=size_class.astype(np.int32),
+      padding=float(1 - needed / computed),
     )
 
-  # No class is larger than the data: `take` reads a slice of it.
-  candidates = num_examples.clip(min(MIN_ROWS, num_examples.sum()))
+  # No class is larger than the data, of which a client is a slice.
+  candidates = num_examples.clip(min(MIN_EXAMPLES, num_examples.sum()))
   for num_classes in range(1, MAX_CLASSES + 1):
     classes = size_classes(candidates, num_classes)
     narrow = arrange(classes, lanes=1)

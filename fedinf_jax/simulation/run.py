@@ -11,9 +11,9 @@ import numpy as np
 from fedinf_jax import influence
 from fedinf_jax import memory
 from fedinf_jax import metrics
-from fedinf_jax import sharding
 from fedinf_jax import tree
 from fedinf_jax import types
+from fedinf_jax.simulation import devices
 
 
 class State(NamedTuple):
@@ -22,11 +22,11 @@ class State(NamedTuple):
   round: jax.Array  # int32 [], rounds done
   params: types.Params  # w_t
   estimators: dict[str, influence.EstimatorState]
-  replay: types.Params | None  # w_t^(r) of the replayed rows, leaves [E, ...]
-  rows: jax.Array | None  # int32 [E], which removals they are
+  replay: types.Params | None  # w_t^(r) of the replayed ones, leaves [E, ...]
+  replayed: jax.Array | None  # int32 [E], which removals they are
   diverged: jax.Array  # int32 [], first client of a non-finite upload; or -1
-  # int32 [], R. Spread over devices, there may be more rows: of nobody, to make
-  # their number a multiple of the devices.
+  # int32 [], R. On several devices there are padding rows, removals of nobody,
+  # to make their number a multiple of the devices.
   num_removals: jax.Array
 
 
@@ -40,8 +40,8 @@ class Run:
     exact_rows: int [E], which removals were replayed; or None.
     model: the model that was trained.
     num_removals: R.
-    spread_eps: each estimator's FIP, rows spread over the devices: R of them,
-      and more to make their number a multiple of the devices.
+    spread_eps: each estimator's FIP as it lies on the devices: R rows, and
+      padding rows behind them.
     spread_exact: the same of the exact FIP; or None.
   """
 
@@ -57,21 +57,21 @@ class Run:
   def of(cls, model: types.Model, state: State) -> "Run":
     """Reads a run off its state, after any round."""
     num_removals = int(state.num_removals)
-    rows, exact = None, None
-    if state.rows is not None:
-      rows = np.asarray(sharding.whole(state.rows))
-      rows = rows[rows < num_removals]
+    replayed, exact = None, None
+    if state.replayed is not None:
+      replayed = np.asarray(devices.replicate(state.replayed))
+      replayed = replayed[replayed < num_removals]
       exact = jax.tree.map(lambda a, w: a - w[None], state.replay, state.params)
     states = state.estimators.items()
     health = {name: influence.health(s) for name, s in states}
     return cls(
-      state.params,
-      {name: _readable(h, num_removals) for name, h in health.items()},
-      rows,
-      model,
-      num_removals,
-      {name: s.eps for name, s in states},
-      exact,
+      params=state.params,
+      health={name: _readable(h, num_removals) for name, h in health.items()},
+      exact_rows=replayed,
+      model=model,
+      num_removals=num_removals,
+      spread_eps={name: s.eps for name, s in states},
+      spread_exact=exact,
     )
 
   @functools.cached_property
@@ -99,29 +99,12 @@ class Run:
       of: the name of an estimator, or "exact", the ground truth.
 
     Returns:
-      [R, ...]; for "exact" one entry for each of `exact_rows`.
+      [R, ...]; for "exact" one entry per row in `exact_rows`.
     """
-    exact = of == "exact"
-    eps = self.spread_exact if exact else self.spread_eps.get(of)
-    if eps is None:
-      known = [*self.spread_eps]
-      known += ["exact"] if self.spread_exact is not None else []
-      raise ValueError(
-        f"of is {of!r}; this run has {', '.join(map(repr, known)) or 'nothing'}"
-        ' ("exact" needs exact=True or a list of rows)'
-      )
-    mesh = sharding.mesh_of(eps)
+    eps = self._eps_of(of)
+    mesh = devices.mesh_of(eps)
     arrays = [a if isinstance(a, jax.Array) else np.asarray(a) for a in (x, y)]
-    x, y = sharding.put(mesh, arrays, sharding.WHOLE)
-    if jax.default_backend() == "cpu":
-      # Batched, the time was quadratic in the removals: XLA seems to add w + ε
-      # within the product, once for each output.
-      chunk = 1
-    else:
-      per_row = memory.intermediate_bytes(self.model.apply, self.params, x)
-      per_row += memory.tree_bytes(self.params)
-      num_rows = jax.tree.leaves(eps)[0].shape[0]
-      chunk = memory.chunk_size(num_rows // sharding.num_devices(mesh), per_row)
+    x, y = devices.put(mesh, arrays, devices.REPLICATED)
     without, present, moved = _scores(
       self.params,
       eps,
@@ -129,15 +112,38 @@ class Run:
       y,
       model=self.model,
       metric=metric,
-      chunk=chunk,
+      chunk=self._models_at_once(eps, x),
       mesh=mesh,
     )
-    count = len(self.exact_rows) if exact else self.num_removals
+    count = len(self.exact_rows) if of == "exact" else self.num_removals
     without, moved = without[:count], moved[:count]
     # Out here because a fused difference would be one of unrounded values. An ε
     # of zero has no influence, whatever a batched product rounds to.
     keep = moved.reshape(-1, *[1] * (without.ndim - 1))
     return jnp.where(keep, without - present[None], 0)
+
+  def _eps_of(self, of):
+    eps = self.spread_exact if of == "exact" else self.spread_eps.get(of)
+    if eps is None:
+      known = [*self.spread_eps]
+      known += ["exact"] if self.spread_exact is not None else []
+      raise ValueError(
+        f"of is {of!r}; this run has {', '.join(map(repr, known)) or 'nothing'}"
+        ' ("exact" needs exact=True or a list of rows)'
+      )
+    return eps
+
+  def _models_at_once(self, eps, x):
+    """Returns how many removals a device evaluates together."""
+    if jax.default_backend() == "cpu":
+      # Batched, the time was quadratic in the removals: XLA seems to add w + ε
+      # within the product, once for each output.
+      return 1
+    per_model = memory.intermediate_bytes(self.model.apply, self.params, x)
+    per_model += memory.tree_bytes(self.params)
+    num_models = jax.tree.leaves(eps)[0].shape[0]
+    num_devices = devices.num_devices(devices.mesh_of(eps))
+    return memory.chunk_size(num_models // num_devices, per_model)
 
 
 @functools.partial(
@@ -156,17 +162,20 @@ def _scores(params, eps, x, y, *, model, metric, chunk, mesh):
     moved = functools.reduce(jnp.logical_or, moves)
     return tree.map_rows(without, eps, chunk), score(params), moved
 
-  whole, rows = sharding.WHOLE, sharding.ROWS
+  everywhere, split = devices.REPLICATED, devices.SPLIT
   with jax.default_matmul_precision("highest"):
-    found = sharding.split(
-      scores, mesh, sharding.ALL, (rows, whole, whole, whole),
-      (rows, whole, rows),
-    )(eps, params, x, y)  # fmt: skip
-  return sharding.constrain(mesh, found, whole)
+    found = devices.per_device(
+      scores,
+      mesh,
+      devices.ALL,
+      (split, everywhere, everywhere, everywhere),
+      (split, everywhere, split),
+    )(eps, params, x, y)
+  return devices.constrain(mesh, found, everywhere)
 
 
 def _readable(health, num_removals):
   """Returns the health of the R removals, where any process can read it."""
   *arrays, names = health
-  arrays = tree.first_rows(sharding.whole(arrays), num_removals)
+  arrays = tree.first_rows(devices.replicate(arrays), num_removals)
   return influence.Health(*arrays, names)

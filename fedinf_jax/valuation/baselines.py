@@ -17,12 +17,12 @@ import numpy as np
 from fedinf_jax import checks
 from fedinf_jax import fedavg
 from fedinf_jax import memory
-from fedinf_jax import packing
 from fedinf_jax import rng
-from fedinf_jax import shapley as shapleys
 from fedinf_jax import tree
 from fedinf_jax import types
 from fedinf_jax.data import federated
+from fedinf_jax.data import on_device
+from fedinf_jax.valuation import shapley as shapleys
 
 SCORES = "update_norm", "cosine", "cosine_others", "dig_fl", "gtg_shapley"
 DEFAULT_SHAPLEY = shapleys.GTGShapley()
@@ -31,7 +31,7 @@ DEFAULT_SHAPLEY = shapleys.GTGShapley()
 class Round(NamedTuple):
   """One round of FedAvg as its server sees it."""
 
-  participants: np.ndarray  # int32 [B], C_t as positions, largest n_k first
+  participants: np.ndarray  # int32 [B], C_t as positions
   counts: np.ndarray  # int64 [B], the n_k
   before: types.Params  # w_{t-1}
   updates: types.Params  # Δ_k = w_{t,m}^k − w_{t-1}, leaves [B, ...]
@@ -43,7 +43,7 @@ class Validation(NamedTuple):
 
   x: jax.Array  # [C, Q, ...]
   y: jax.Array  # [C, Q, ...]
-  weight: jax.Array  # [C, Q], 1 / N; 0 for rows that fill up the last block
+  weight: jax.Array  # [C, Q], 1 / N; 0 for those that pad the last block
 
 
 def baselines(
@@ -136,52 +136,48 @@ def rounds(
   """Trains as `simulate` does, and shows every round's local updates."""
   checks.seed(seed)
   cohorts = checks.cohorts(cohorts, data, fed, seed)
-  params = checks.params(params, model, seed)
-  if jnp.issubdtype(data.x.dtype, jnp.floating):
-    params = tree.cast(params, data.x.dtype)  # As the run does.
-  schedule = packing.schedule(cohorts, data.num_examples, fed.batch_size)
-  packed, root = packing.clients(data), jax.random.key(seed)
-  for t in range(fed.rounds):
-    # Empty lanes come last: the participants are the first B.
-    participants = schedule.clients[t].reshape(-1)[: fed.cohort_size]
+  params = checks.params(params, model, seed, data)
+  clients, root = on_device.put(data), jax.random.key(seed)
+  for t, cohort in enumerate(cohorts, start=1):
     after, updates, finite = _train(
       params,
-      packed,
+      clients,
       root,
-      jnp.int32(t + 1),
-      schedule.clients[t],
-      schedule.size_class[t],
+      jnp.int32(t),
+      cohort,
       model=model,
       fed=fed,
-      sizes=schedule.sizes,
+      size=int(data.num_examples.max()),
     )
     if not finite.all():
-      culprit = data.ids[participants[np.argmin(finite)]]
+      culprit = data.ids[cohort[np.argmin(finite)]]
       raise ValueError(
-        f"round {t + 1}: the upload of client {culprit!r} is not finite; a"
-        " smaller learning rate may help"
+        f"round {t}: the upload of client {culprit!r} is not finite; a smaller"
+        " learning rate may help"
       )
-    counts = data.num_examples[participants]
-    yield Round(participants, counts, params, updates, after)
+    yield Round(
+      participants=cohort,
+      counts=data.num_examples[cohort],
+      before=params,
+      updates=updates,
+      after=after,
+    )
     params = after
 
 
-@functools.partial(jax.jit, static_argnames=("model", "fed", "sizes"))
-def _train(
-  params, packed, root, round_, waves, size_class, *, model, fed, sizes
-):
+@functools.partial(jax.jit, static_argnames=("model", "fed", "size"))
+def _train(params, clients, root, round_, cohort, *, model, fed, size):
   """Runs one round: w_t, the updates Δ_k and which of them are finite."""
-  train_one = fedavg.local_training(model, fed)
-  train_wave = fedavg.over_wave(lambda *args: train_one(*args)[0], sizes)
+  train = fedavg.local_training(model, fed)
 
-  def one_wave(_, wave):
-    return None, train_wave(params, packed, root, round_, *wave)
+  def train_one(k):
+    draws = rng.Draws(root, round_, clients.words[k])
+    return train(params, on_device.take(clients, k, size), draws)[0]
 
   with jax.default_matmul_precision("highest"):
-    _, local = lax.scan(one_wave, None, (waves, size_class))
-    local = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), local)
-    after = fedavg.aggregate(local, packed.count[waves].reshape(-1))
-  local = jax.tree.map(lambda a: a[: fed.cohort_size], local)
+    local = lax.map(train_one, cohort)
+    shares = fedavg.weights(clients.count[cohort], tree.dtype_of(local))
+    after = fedavg.aggregate(local, shares)
   updates = jax.tree.map(lambda a, w: a - w[None], local, params)
   return after, updates, tree.finite_rows(local)
 

@@ -1,6 +1,6 @@
 """What influence is for: rank clients, pay them, leave some out, find bad ones.
 
-Everything here takes one score a client, [K], and works on the host. FIL, the
+Everything here takes one score per client, [K], and works on the host. FIL, the
 influence on a loss, is such a score: FIL > 0 means that the client helps. For
 the influence on an accuracy (FIA < 0 helps) say `higher_is_helpful=False`, or
 hand in −FIA where there is no such argument.
@@ -13,8 +13,6 @@ from scipy import stats
 
 from fedinf_jax import checks
 from fedinf_jax import rng
-from fedinf_jax.baselines import baselines as baselines
-from fedinf_jax.shapley import GTGShapley as GTGShapley
 
 ENDS = "harmful", "helpful", "random"
 
@@ -65,14 +63,11 @@ def choose(
   if not np.isscalar(fraction) or not 0 <= fraction <= 1:
     raise ValueError(f"fraction is {fraction}; it must lie in [0, 1]")
   checks.seed(seed)
+  checks.one_of("end", end, ENDS)
   if end == "harmful":
     order = order[::-1]
   elif end == "random":
     order = rng.host_generator(seed, rng.Stream.CHOOSE).permutation(len(order))
-  elif end != "helpful":
-    raise ValueError(
-      f"end is {end!r}; it must be one of {', '.join(map(repr, ENDS))}"
-    )
   return order[: int(np.floor(fraction * len(order) + 0.5))]
 
 
@@ -146,7 +141,7 @@ def _scores(name, values):
   if scores.dtype.kind not in "iufb" or scores.ndim != 1 or not len(scores):
     raise ValueError(
       f"{name} is {scores.dtype} of shape {list(scores.shape)}; it must be"
-      " [K], a number for each client"
+      " [K], one number per client"
     )
   finite = np.isfinite(scores)
   if not finite.all():

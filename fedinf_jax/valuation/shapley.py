@@ -11,6 +11,8 @@ import math
 
 import numpy as np
 
+from fedinf_jax import checks
+
 Utility = Callable[[np.ndarray], np.ndarray]  # bool [Q, B] -> float64 [Q]
 
 
@@ -38,9 +40,7 @@ class GTGShapley:
   tolerance: float | None = 0.05
 
   def __post_init__(self):
-    sweeps = self.max_sweeps
-    if isinstance(sweeps, bool) or not isinstance(sweeps, int) or sweeps < 1:
-      raise ValueError(f"max_sweeps is {sweeps!r}; it must be an integer >= 1")
+    checks.positive_integer("max_sweeps", self.max_sweeps)
     for name in ("eps_between", "eps_within", "tolerance"):
       value = getattr(self, name)
       if name == "tolerance" and value is None:

@@ -1,0 +1,195 @@
+"""The wall between client and server.
+
+    P_k ≈ ∂w_{t,m}^k / ∂w_{t,0}^k = Π_i (I − ηH_{t,i}^k)
+
+carries influence through participant k's local training. A curvature is a way
+to approximate P_k, with two sides. `report` runs on the client and sees its
+data; `lost` runs on the server and sees the report only. What crosses the wall
+is what a participant uploads. Some reports cannot cross it. Their participants
+are interactive: the server sends every ε, and the participant sends back an
+`Answer` of R models.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from fedinf_jax import fedavg
+from fedinf_jax import guards
+from fedinf_jax import rng
+from fedinf_jax import tree
+from fedinf_jax import types
+from fedinf_jax.curvature import descent as descents
+from fedinf_jax.data import on_device
+from fedinf_jax.linalg import low_rank
+
+
+class Setup(NamedTuple):
+  """What every client knows before the first round; static."""
+
+  model: types.Model
+  descent: descents.Descent  # The server knows this part, too.
+  max_examples: int  # the most that any local step of any client has
+
+  @property
+  def fed(self) -> fedavg.FedAvg:
+    """How participants train."""
+    return self.descent.fed
+
+
+class Client(NamedTuple):
+  """What a participant has at hand after its local training."""
+
+  iterates: types.Params  # w_{t,i}^k, i = 0 … m-1: leaves [M, ...]
+  examples: on_device.Examples
+  draws: rng.Draws
+
+  @property
+  def start(self) -> types.Params:
+    """w_{t-1}, which all participants start from."""
+    return jax.tree.map(lambda a: a[0], self.iterates)
+
+
+class Answer(NamedTuple):
+  """What an interactive participant, sent every ε, sends back."""
+
+  lost: types.Params  # ε − P_k ε, leaves [R, ...]
+
+
+def key(name: str, *options) -> tuple[str, ...]:
+  """Returns the key of a curvature: sortable, as JAX wants a dictionary's."""
+  return (name, *map(repr, options))
+
+
+def _accept(setup):
+  del setup
+
+
+def _prepare_nothing(descent, report, num_removals, *, fine, hits):
+  del descent, report, num_removals, fine, hits
+
+
+class Curvature(NamedTuple):
+  """A local propagator P_k, as a client side and a server side."""
+
+  name: str
+  key: tuple[str, ...]  # curvatures with one key share one report
+  layerwise: bool  # no flow between layers: a guard may examine each
+  # report(setup, client) -> what the participant uploads.
+  report: Callable[[Setup, Client], Any]
+  # lost(descent, report, eps) -> ε − P_k ε, leaves [R, ...].
+  lost: Callable[[descents.Descent, Any, types.Params], types.Params]
+  # absorb(descent, reports of b participants, eps, lost, attendance, examiner,
+  # prepared) -> (lost + Σ_k a_{r,k} (ε_r − P_k ε_r), which terms grew or None).
+  absorb: Callable[..., tuple[types.Params, jax.Array | None]]
+  # prepare(descent, reports, R, fine=, hits=) -> what whoever holds the reports
+  # can make ready for `absorb`; None where it would not pay.
+  prepare: Callable[..., Any] = _prepare_nothing
+  check: Callable[[Setup], None] = _accept  # raises ValueError
+  interactive: bool = False  # the report cannot leave the client
+  linear: bool = True  # needs a local optimiser that is linear
+  sampled: bool = False  # reads a few examples, however many the client has
+
+
+def step_loss(setup: Setup, client: Client, step: jax.Array):
+  """Returns w -> the client's loss in one of its local steps."""
+  return fedavg.step_loss(
+    setup.model, setup.fed, client.examples, client.draws, step
+  )
+
+
+def propagate(curvature: Curvature, descent: descents.Descent, report, eps):
+  """Returns P_k ε for leaves [R, ...]."""
+  return tree.subtract(eps, curvature.lost(descent, report, eps))
+
+
+def answer(curvature: Curvature, setup: Setup, client: Client, eps) -> Answer:
+  """Makes an interactive participant's answer to every ε (leaves [R, ...])."""
+  report = curvature.report(setup, client)
+  return Answer(curvature.lost(setup.descent, report, eps))
+
+
+def truncated() -> Curvature:
+  """Makes P_k = 0: combinatorial influence alone, nothing uploaded."""
+  lost = lambda descent, report, eps: eps
+  return Curvature(
+    name="truncated",
+    key=key("truncated"),
+    layerwise=True,
+    report=lambda setup, client: (),
+    lost=lost,
+    absorb=one_by_one(lost, layerwise=True),
+    linear=False,
+  )
+
+
+def one_by_one(lost_of: Callable, *, layerwise: bool) -> Callable:
+  """Builds `Curvature.absorb` for any report, one participant at a time.
+
+  Args:
+    lost_of: (descent, report, eps) -> ε − P_k ε.
+    layerwise: as in `Curvature`.
+  """
+
+  def absorb(descent, report, eps, lost, attendance, examiner, prepared):
+    del prepared
+    num_layers = len(jax.tree.leaves(eps))
+    blocks = tree.layer_blocks(num_layers, layerwise)
+    square = guards.by_block(tree.layer_dots(eps, eps), blocks)
+
+    def add(total, participant):
+      report, share, before = participant
+      part = lost_of(descent, report, eps)
+      share = jnp.repeat(share[:, None], num_layers, 1)  # [R, L]
+      grown = None
+      if examiner is not None:
+        gain = guards.by_block(guards.gains(eps, part), blocks)
+        grown = examiner.grows(gain, square, share)
+        share = jnp.where(grown | before, 0, share)
+      return tree.add(total, tree.scale_layers(share, part)), grown
+
+    before = None
+    if examiner is not None:
+      before = jnp.moveaxis(examiner.before, 1, 0)
+    inputs = report, attendance.shares.T, before
+    lost, grown = lax.scan(add, lost, inputs)
+    return lost, None if grown is None else jnp.moveaxis(grown, 0, 1)
+
+  return absorb
+
+
+def absorb_answers(layerwise: bool) -> Callable:
+  """Builds `Curvature.absorb` for the answers of interactive participants."""
+  lost = lambda descent, report, eps: report.lost
+  return one_by_one(lost, layerwise=layerwise)
+
+
+def check_report(report, num_participants: int, eps):
+  """Refuses reports that do not fit the model or each other."""
+  for leaf in jax.tree.leaves(report):
+    if leaf.shape[0] != num_participants:
+      raise ValueError(
+        f"report: {leaf.shape[0]} participants for {num_participants} shares"
+      )
+  if isinstance(report, Answer):
+    sent = jax.tree.leaves(report.lost)
+  elif isinstance(report, low_rank.Rows):
+    sent = jax.tree.leaves(report.rows)
+  else:
+    return
+  leaves = jax.tree.leaves(eps)
+  for name, a, e in zip(tree.names(eps), sent, leaves, strict=True):
+    if isinstance(report, Answer):
+      fits = a.shape[1:] == e.shape
+      right = f"[participants, {', '.join(map(str, e.shape))}]"
+    else:
+      fits = a.ndim == 4 and a.shape[-1] == e[0].size
+      right = f"[participants, steps, rows, {e[0].size}]"
+    if not fits:
+      raise ValueError(
+        f"report: {name} has shape {list(a.shape)}; it must be {right}"
+      )

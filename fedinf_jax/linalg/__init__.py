@@ -1,0 +1,1 @@
+"""Linear algebra that JAX does not have: low rank, and products only."""

@@ -1,0 +1,153 @@
+r"""Who is left out, and what that does to the weights of a round.
+
+A removal r is a set of clients taken out together. In it, a round runs on what
+is left of the cohort, with weights
+
+    a_{r,k} = n_k [k ∉ r] / N(C_t \ r).
+
+There are R removals. The default is leave-one-out: removal r is client r.
+"""
+
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedinf_jax import fedavg
+
+
+class Removals(NamedTuple):
+  """Some removals, E of them."""
+
+  number: jax.Array  # int32 [E], which of the R; R itself removes nobody
+  mask: jax.Array | None  # bool [E, K + 1]; None: removal r is client r alone
+  first: jax.Array  # int32 [E], the first round (1-based) that misses a client
+
+
+class Attendance(NamedTuple):
+  """The participants of a round (or some of them), as the server counts."""
+
+  shares: jax.Array  # a_{r,k}, [R, B]
+  base: jax.Array  # a_k = n_k / N(C_t), [B]
+  # int32 [B], where a guard remembers each of them; beyond its end: nowhere.
+  slots: jax.Array
+  # int32 [H], the removals that the cohort touches, padded with R; None: any.
+  hits: jax.Array | None = None
+
+
+def check(removals: Any, num_clients: int) -> np.ndarray | None:
+  """Returns the mask [R, K]; None, for leave-one-out, builds no matrix."""
+  if removals is None:
+    return None
+  removals = np.asarray(removals)
+  if removals.dtype != bool or removals.ndim != 2 or not len(removals):
+    raise ValueError(
+      f"removals is {removals.dtype} of shape {list(removals.shape)};"
+      f" it must be bool [R, {num_clients}]"
+    )
+  if removals.shape[1] != num_clients:
+    raise ValueError(
+      f"removals has {removals.shape[1]} columns for {num_clients} clients"
+    )
+  return removals
+
+
+def check_exact(exact: Any, num_removals: int) -> np.ndarray:
+  """Returns the removals to replay, int [E], from True, False or a list."""
+  if isinstance(exact, bool):
+    return np.arange(num_removals if exact else 0)
+  chosen = np.asarray(exact)
+  if chosen.ndim != 1 or (
+    len(chosen) and not np.issubdtype(chosen.dtype, np.integer)
+  ):
+    raise ValueError("exact must be True, False or a list of rows of removals")
+  if len(chosen) and not (chosen.min() >= 0 and chosen.max() < num_removals):
+    raise ValueError(f"exact: rows run from 0 to {num_removals - 1}")
+  return chosen.astype(int)
+
+
+def select(
+  mask: np.ndarray | None,
+  number: np.ndarray,
+  cohorts: np.ndarray,
+  num_clients: int,
+) -> Removals:
+  """Prepares some of the removals, on the host.
+
+  Args:
+    mask: bool [R, K]; None: leave-one-out.
+    number: int [E], which of them; R is the removal of nobody.
+    cohorts: int [T, B].
+    num_clients: K.
+  """
+  rounds = len(cohorts)
+  # The first round of each client, and of nobody.
+  met = np.full(num_clients + 1, rounds + 1)
+  np.minimum.at(met, cohorts, np.arange(1, rounds + 1)[:, None])
+  if mask is None:
+    first = met[number]
+  else:
+    mask = np.pad(mask, ((0, 1), (0, 1)))[number]
+    first = np.where(mask, met, rounds + 1).min(1)
+  return Removals(number.astype(np.int32), mask, first.astype(np.int32))
+
+
+def hits(
+  mask: np.ndarray | None, cohorts: np.ndarray, nobody: int
+) -> np.ndarray:
+  """Returns which removals touch each cohort, int [T, H], padded."""
+  if mask is None:
+    return cohorts
+  touched = [np.flatnonzero(mask[:, cohort].any(1)) for cohort in cohorts]
+  most = max(1, max(len(found) for found in touched))
+  pad = lambda found: np.pad(
+    found, (0, most - len(found)), constant_values=nobody
+  )
+  return np.stack([pad(found) for found in touched]).astype(np.int32)
+
+
+def counts_left(
+  removals: Removals, clients: jax.Array, counts: jax.Array
+) -> jax.Array:
+  """Returns n_k [k ∉ r] for every removal: [...] -> [E, ...]."""
+  if removals.mask is None:
+    removed = jax.vmap(lambda number: number == clients)(removals.number)
+  else:
+    removed = removals.mask[:, clients]
+  return jnp.where(removed, 0, counts[None])
+
+
+def attendance(
+  removals: Removals,
+  clients: jax.Array,
+  counts: jax.Array,
+  dtype,
+  *,
+  slots: jax.Array | None = None,
+  hits: jax.Array | None = None,
+) -> Attendance:
+  """Works out the weights of a round.
+
+  A removal that no participant is in has their own shares a_k, to the last
+  digit: its combinatorial influence must be zero, not a rounding error.
+
+  Args:
+    removals: all R of them.
+    clients: int32 [B], the participants as positions.
+    counts: int [B], their n_k.
+    dtype: of the weights.
+    slots: see `Attendance`; None: a participant's place is its position.
+    hits: see `Attendance`.
+  """
+  base = fedavg.weights(counts, dtype)
+  left = counts_left(removals, clients, counts)
+  touched = (left != counts[None]).any(1)
+  own = fedavg.weights(left, dtype)
+  return Attendance(
+    shares=jax.vmap(jnp.where, (0, 0, None))(touched, own, base),
+    base=base,
+    slots=clients if slots is None else slots,
+    hits=hits,
+  )

@@ -1,0 +1,232 @@
+"""One round for everybody, and the compiled loop over rounds.
+
+Work is distributed over the devices of a mesh; what passes between them are
+models and reports, never a row of ε.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from fedinf_jax import fedavg
+from fedinf_jax import federation
+from fedinf_jax import guards
+from fedinf_jax import influence
+from fedinf_jax import removals
+from fedinf_jax import tree
+from fedinf_jax.data import on_device
+from fedinf_jax.simulation import devices
+from fedinf_jax.simulation import exchange
+from fedinf_jax.simulation import run
+from fedinf_jax.simulation import stages as stages_
+
+
+class Inputs(NamedTuple):
+  """What a round reads and never changes."""
+
+  clients: on_device.Clients
+  waves: jax.Array  # int32 [T, W, G]
+  size_class: jax.Array  # int32 [T, W]
+  slots: jax.Array  # int32 [K + 1], where a guard remembers a client
+  removals: removals.Removals | None  # of the estimators, all R
+  hits: jax.Array | None  # int32 [T, H], removals that touch the cohort
+  replayed: removals.Removals | None
+  root: jax.Array  # the run's key
+
+
+class Cohort(NamedTuple):
+  """The participants of one round."""
+
+  draws: tuple[jax.Array, jax.Array]  # the run's key, the round (1-based)
+  waves: jax.Array  # int32 [W, G]
+  size_class: jax.Array  # int32 [W]
+  counts: jax.Array  # int32 [W, G]
+  attendance: removals.Attendance
+
+
+def input_specs(layout: devices.Layout) -> Inputs:
+  """Returns where a round's inputs lie."""
+  everywhere = devices.REPLICATED
+  return Inputs(
+    clients=stages_.client_specs(layout),
+    waves=everywhere,
+    size_class=everywhere,
+    slots=everywhere,
+    removals=devices.Spec(devices.REMOVALS),
+    hits=everywhere,
+    replayed=devices.SPLIT,
+    root=everywhere,
+  )
+
+
+def state_specs(state: run.State, layout: devices.Layout) -> run.State:
+  """Returns where a state lies (`state` may be one of shapes)."""
+  everywhere = devices.REPLICATED
+  estimators = {}
+  for name in state.estimators:
+    by = devices.Spec(layout.axes(name))
+    eps = by
+    if name in layout.columns:
+      eps = devices.column_specs(layout.mesh, state.params, by)
+    guard = guards.GuardState(by, by, by, by)
+    estimators[name] = influence.EstimatorState(eps, guard)
+  return run.State(
+    round=everywhere,
+    params=everywhere,
+    estimators=estimators,
+    replay=devices.SPLIT,
+    replayed=devices.SPLIT,
+    diverged=everywhere,
+    num_removals=everywhere,
+  )
+
+
+@functools.lru_cache(maxsize=8)
+def loop(choices: stages_.Choices) -> Callable:
+  """Builds the compiled loop over rounds.
+
+  Remembered: another run of the same model and settings on data of the same
+  shape, with other cohorts or parameters, compiles nothing.
+
+  Returns:
+    loop(state, rounds, inputs) -> state. The state given is donated.
+  """
+  stages = stages_.build(choices)
+  last = choices.setup.fed.rounds
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def run_rounds(state, rounds, inputs):
+    stop = jnp.minimum(state.round + rounds, last)
+    # Accelerators multiply matrices in less than float32 unless told.
+    with jax.default_matmul_precision("highest"):
+      return lax.while_loop(
+        lambda s: (s.round < stop) & (s.diverged < 0),
+        lambda s: _one_round(choices, stages, s, inputs),
+        state,
+      )
+
+  return run_rounds
+
+
+def _one_round(choices, stages, state, inputs):
+  """Does one round: everybody's training, every ε, every replayed model."""
+  layout = choices.layout
+  cohort = _cohort(choices, state, inputs)
+  round_ = state.round + 1
+  so_far, (local, finite) = _receive_all(choices, stages, state, inputs, cohort)
+  attendance = cohort.attendance
+  params, change = federation.aggregate(state.params, local, attendance.base)
+  estimators = {
+    name: stages.end[name](
+      state.estimators[name], so_far[name], round_, attendance, change
+    )
+    for name, _ in choices.estimators
+  }
+  replay = state.replay
+  if replay is not None:
+    replay = stages.replay(
+      replay,
+      inputs.replayed,
+      params,
+      _of_all(choices, inputs),
+      cohort._replace(attendance=None),  # The replay weighs by itself.
+    )
+  culprit = cohort.waves.reshape(-1)[jnp.argmin(finite)]
+  state = state._replace(
+    round=round_,
+    params=params,
+    estimators=estimators,
+    replay=replay,
+    diverged=jnp.where(finite.min() > 0, -1, culprit),
+  )
+  return devices.constrain(layout.mesh, state, state_specs(state, layout))
+
+
+def _cohort(choices, state, inputs):
+  """Reads who takes part, and with which weights."""
+  waves = inputs.waves[state.round]
+  clients = waves.reshape(-1)
+  counts = inputs.clients.count[waves]
+  dtype = tree.dtype_of(state.params)
+  slots = inputs.slots[clients]
+  if choices.estimators:
+    attendance = removals.attendance(
+      inputs.removals,
+      clients,
+      counts.reshape(-1),
+      dtype,
+      slots=slots,
+      hits=inputs.hits[state.round],
+    )
+  else:
+    base = fedavg.weights(counts.reshape(-1), dtype)
+    attendance = removals.Attendance(None, base, slots)
+  return Cohort(
+    draws=(inputs.root, state.round + 1),
+    waves=waves,
+    size_class=inputs.size_class[state.round],
+    counts=counts,
+    attendance=attendance,
+  )
+
+
+def _of_all(choices, inputs):
+  """Returns every client's examples, where every device has them."""
+  return None if choices.layout.own_data else inputs.clients
+
+
+def _receive_all(choices, stages, state, inputs, cohort):
+  """Hears all participants, chunk by chunk, and absorbs their reports.
+
+  Returns:
+    `Sequential` by name of estimator; local models, leaves [B, ...], and which
+    participants' replies are finite, [B].
+  """
+  layout = choices.layout
+  hits = cohort.attendance.hits
+  nobody = len(inputs.clients.count) - 1
+
+  def one_chunk(so_far, chunk):
+    waves, size_class, attendance = chunk
+    attendance = attendance._replace(hits=hits)
+    dealt = exchange.deal(layout.mesh, waves, size_class, nobody)
+    received = stages.receive(
+      (state.params, cohort.draws, hits), inputs.clients, *dealt
+    )
+    received = exchange.publish(received, state.params, waves.shape, layout)
+    where = cohort.draws, waves, size_class
+    so_far = {
+      name: stages.absorb[name](
+        state.estimators[name].eps,
+        so_far[name],
+        attendance,
+        received,
+        _of_all(choices, inputs),
+        where,
+      )
+      for name, _ in choices.estimators
+    }
+    return so_far, (received.local, received.finite)
+
+  begun = {
+    name: stages.begin[name](state.estimators[name])
+    for name, _ in choices.estimators
+  }
+  chunks = _by_chunk(cohort, len(cohort.waves) // choices.upload_chunk)
+  so_far, replies = lax.scan(one_chunk, begun, chunks)
+  return so_far, tree.merge_axes(replies)
+
+
+def _by_chunk(cohort, num_chunks):
+  """Cuts waves, size classes and attendance into chunks of waves."""
+  cut = lambda a: a.reshape(num_chunks, -1, *a.shape[1:])
+  shares, base, slots, _ = cohort.attendance
+  if shares is not None:
+    shares = shares.reshape(len(shares), num_chunks, -1)
+    shares = jnp.moveaxis(shares, 1, 0)
+  attendance = removals.Attendance(shares, cut(base), cut(slots))
+  return cut(cohort.waves), cut(cohort.size_class), attendance

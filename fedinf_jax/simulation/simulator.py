@@ -1,0 +1,237 @@
+"""A federated run and, beside it, what it would be without each client."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedinf_jax import fedavg
+from fedinf_jax import federation
+from fedinf_jax import influence
+from fedinf_jax import memory
+from fedinf_jax import tree
+from fedinf_jax import types
+from fedinf_jax.data import federated
+from fedinf_jax.simulation import devices
+from fedinf_jax.simulation import plan as plans
+from fedinf_jax.simulation import round as rounds
+from fedinf_jax.simulation import run as runs
+
+
+class Simulator(NamedTuple):
+  """A run whose loop belongs to the caller."""
+
+  init: Callable[[], runs.State]
+  # step(state, rounds=1) -> state. The state given is used up (donated).
+  step: Callable[..., runs.State]
+
+
+def simulator(
+  model: types.Model,
+  data: federated.FederatedData,
+  fed: fedavg.FedAvg,
+  *,
+  estimators: dict[str, influence.Estimator] | None = None,
+  exact: bool | Sequence[int] = False,
+  removals: Any = None,
+  cohorts: Any = None,
+  params: types.Params | None = None,
+  seed: int = 0,
+  replay_chunk: int | None = None,
+  upload_chunk: int | None = None,
+  mesh: jax.sharding.Mesh | str | None = None,
+) -> Simulator:
+  """Prepares training by FedAvg, estimates of influence, and exact replay.
+
+  Args:
+    model: what to train.
+    data: the K clients.
+    fed: how.
+    estimators: name -> `estimator(curvature, guard)`. They share the training
+      and, where they can, the uploads.
+    exact: True: replay every removal; False: none; or a list of rows.
+    removals: bool [R, K], one row per set of clients taken out together; None:
+      leave-one-out, R = K.
+    cohorts: int [T, B] positions of clients; None: drawn from the seed.
+    params: w_0; None: drawn from the seed.
+    seed: of every draw.
+    replay_chunk: removals replayed at once on a device; None: as memory allows.
+    upload_chunk: waves of participants whose uploads are held at once (at most,
+      and a divisor of their number); None: as memory allows.
+    mesh: None: one device; "auto": all there are; or a Mesh with an axis
+      "removals" and, for models whose uploads do not fit one device, "params".
+
+  Returns:
+    The pair (init, step): `init() -> state`; `step(state, rounds=1) -> state`
+    advances by that many rounds in one compiled program, the same for any
+    number of rounds. `Run.of(model, state)` reads the result.
+
+  Raises:
+    ValueError: naming the argument, client or round at fault.
+  """
+  plan = _plan(
+    model, data, fed, estimators=estimators, exact=exact, removals=removals,
+    cohorts=cohorts, params=params, seed=seed, replay_chunk=replay_chunk,
+    upload_chunk=upload_chunk, mesh=mesh,
+  )  # fmt: skip
+  advance = rounds.loop(plan.choices)
+
+  def step(state, rounds=1):
+    traced = isinstance(state.round, jax.core.Tracer)
+    left = None if traced else fed.rounds - int(state.round)
+    if not traced and not 0 < rounds <= left:
+      raise ValueError(
+        f"rounds is {rounds}; {left} of {fed.rounds} rounds are left"
+      )
+    state = advance(state, rounds, plan.inputs)
+    if not traced and int(state.diverged) >= 0:
+      raise ValueError(
+        f"round {int(state.round)}: the upload of client"
+        f" {data.ids[int(state.diverged)]!r} is not finite; a smaller learning"
+        " rate may help"
+      )
+    return state
+
+  return Simulator(lambda: _init(plan), step)
+
+
+def simulate(
+  model: types.Model,
+  data: federated.FederatedData,
+  fed: fedavg.FedAvg,
+  **options,
+) -> runs.Run:
+  """Trains by FedAvg and replays the training without each client.
+
+  Takes the arguments of `simulator` and runs all its rounds.
+  """
+  init, step = simulator(model, data, fed, **options)
+  return runs.Run.of(model, step(init(), fed.rounds))
+
+
+def lower(
+  model: types.Model,
+  data: federated.FederatedData,
+  fed: fedavg.FedAvg,
+  **options,
+) -> jax.stages.Lowered:
+  """Lowers the program of `simulator`'s step, for a state that need not exist.
+
+  Takes the arguments of `simulator`. `lower(...).compile()` tells what the
+  program needs, before anything is run.
+  """
+  plan = _plan(model, data, fed, **options)
+  state = jax.eval_shape(lambda params: _start(plan, params), plan.params)
+  if plan.choices.layout.mesh is not None:
+    place = lambda sharding, part: jax.tree.map(
+      lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), part
+    )
+    state = jax.tree.map(place, _shardings(plan, state), state)
+  return rounds.loop(plan.choices).lower(state, 1, plan.inputs)
+
+
+def from_exact(state: runs.State, name: str) -> runs.State:
+  """Returns the state with an estimator's ε replaced by the exact one.
+
+  One `step` later, that estimator is off by what the round itself added, the
+  o(C) of Theorem 1: see `theory.new_error`.
+  """
+  estimator = state.estimators[name]
+  num_removals = int(state.num_removals)
+  replayed = state.replayed
+  if replayed is not None:
+    replayed = devices.replicate(replayed)[:num_removals]
+  if replayed is None or not np.array_equal(replayed, np.arange(num_removals)):
+    raise ValueError("from_exact needs a run with exact=True")
+  eps = jax.tree.map(
+    lambda e, a, w: jax.device_put(a - w[None], e.sharding),
+    estimator.eps,
+    state.replay,
+    state.params,
+  )
+  estimators = {**state.estimators, name: estimator._replace(eps=eps)}
+  return state._replace(estimators=estimators)
+
+
+def upload_bytes(
+  model: types.Model,
+  data: federated.FederatedData,
+  fed: fedavg.FedAvg,
+  estimator: influence.Estimator,
+  num_removals: int | None = None,
+) -> int:
+  """Returns the most bytes that a participant uploads for an estimator.
+
+  Besides its local model. An interactive one is sent as many bytes, too.
+
+  Args:
+    model: see `simulator`.
+    data: see `simulator`.
+    fed: see `simulator`.
+    estimator: one of `simulator`'s.
+    num_removals: R, the models in an answer; None: leave-one-out.
+  """
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  if estimator.curvature.interactive:
+    return (num_removals or data.num_clients) * memory.tree_bytes(params)
+  estimators = {"it": estimator}
+  largest = int(data.num_examples.max())
+  setup = federation.setup(model, fed, estimators, params, largest)
+  reports = plans.report_shapes(setup, estimators, params, data)
+  return memory.tree_bytes(reports)
+
+
+def _plan(
+  model, data, fed, *, estimators=None, exact=False, removals=None,
+  cohorts=None, params=None, seed=0, replay_chunk=None, upload_chunk=None,
+  mesh=None,
+):  # fmt: skip
+  asked = plans.request(
+    model, data, fed, estimators=estimators, exact=exact, removals_=removals,
+    cohorts=cohorts, params=params, seed=seed, mesh=mesh,
+  )  # fmt: skip
+  return plans.make(asked, replay_chunk=replay_chunk, upload_chunk=upload_chunk)
+
+
+def _start(plan, params):
+  """Returns the state before the first round."""
+  # Copied: `step` donates its state, and `params` may be the caller's.
+  params = jax.tree.map(jnp.copy, params)
+  num_removals = plan.choices.layout.num_removals
+  replay, replayed = None, None
+  if plan.replayed is not None:
+    replayed = jnp.asarray(plan.replayed, jnp.int32)
+    replay = tree.repeat(params, len(replayed))
+  return runs.State(
+    round=jnp.int32(0),
+    params=params,
+    estimators={
+      name: e.init(params, num_removals, plan.num_slots)
+      for name, e in plan.choices.estimators
+    },
+    replay=replay,
+    replayed=replayed,
+    diverged=jnp.int32(-1),
+    num_removals=jnp.int32(plan.num_removals),
+  )
+
+
+def _init(plan):
+  """Returns the state before the first round, where it belongs."""
+  mesh = plan.choices.layout.mesh
+  if mesh is None:
+    return _start(plan, plan.params)
+  start = lambda params: _start(plan, params)
+  shardings = _shardings(plan, jax.eval_shape(start, plan.params))
+  params = devices.put(mesh, plan.params, devices.REPLICATED)
+  return jax.jit(start, out_shardings=shardings)(params)
+
+
+def _shardings(plan, state):
+  layout = plan.choices.layout
+  specs = rounds.state_specs(state, layout)
+  return devices.shardings(layout.mesh, specs)
