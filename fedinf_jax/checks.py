@@ -45,7 +45,7 @@ def model(model, params, x, y):
   shape = lambda a: jax.ShapeDtypeStruct((2, *a.shape[1:]), a.dtype)
   try:
     outputs = jax.eval_shape(model.apply, params, shape(x))
-  except TypeError as error:
+  except Exception as error:  # Whatever a user's module raises.
     raise ValueError(
       f"model: apply does not accept inputs of shape [N{_dims(x)}]: {error}"
     ) from error
@@ -71,7 +71,7 @@ def params(params, model, seed, data):
   if params is None:
     params = model.init(key)
   else:
-    _require_shapes(params, jax.eval_shape(model.init, key))
+    _require_shapes(params, model.param_shapes())
     params = jax.tree.map(jnp.asarray, params)
   if jnp.issubdtype(data.x.dtype, jnp.floating):
     params = tree.cast(params, data.x.dtype)

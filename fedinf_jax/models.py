@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from flax import linen as nn
+from flax import nnx
 import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from fedinf_jax import checks
 from fedinf_jax import types
 
 # Widths of LEAF's own FEMNIST network: p = 6,603,710.
@@ -32,6 +34,14 @@ def from_flax(
     loss: (outputs [N, ...], y [N, ...]) -> [N].
     sample: (key, outputs) -> labels drawn from the predictive distribution.
   """
+  if isinstance(module, nnx.Module):
+    raise ValueError(
+      f"{type(module).__name__} is a module of flax.nnx; from_flax takes those"
+      " of flax.linen. Give fi.Model(init, apply, loss) pure functions instead,"
+      " made with nnx.split and nnx.merge"
+    )
+  if not isinstance(module, nn.Module):
+    raise ValueError(f"module is {module!r}; it must be a flax.linen.Module")
   spec = jax.eval_shape(jnp.asarray, example_input)
   # Compiled: one by one, a CNN's initial operations take eight seconds. Once:
   # `module.init` is another object each time it is looked up.
@@ -89,8 +99,7 @@ def cnn(
       stride 2). Without an activation, "avg" and "stride" make the network one
       linear map of its input.
   """
-  if pool not in ("max", "avg", "stride"):
-    raise ValueError(f'pool is {pool!r}; it must be "max", "avg" or "stride"')
+  checks.one_of("pool", pool, ("max", "avg", "stride"))
   module = _CNN(
     num_classes, tuple(widths), dense, _activation(activation), pool
   )
@@ -114,16 +123,26 @@ def _classifier(module, input_shape):
 
 
 def _activation(spec: Activation):
-  if isinstance(spec, str):
-    function = getattr(jax.nn, spec, None)
-    if function is None:
-      raise ValueError(f"activation {spec!r} is not a function of jax.nn")
-    return function
-  return spec or _identity
+  if callable(spec):
+    return spec
+  checks.one_of("activation", spec, ACTIVATIONS)
+  return ACTIVATIONS[spec]
 
 
 def _identity(a):
   return a
+
+
+ACTIVATIONS = {
+  None: _identity,
+  "relu": jax.nn.relu,
+  "sigmoid": jax.nn.sigmoid,
+  "tanh": jnp.tanh,
+  "gelu": jax.nn.gelu,
+  "silu": jax.nn.silu,
+  "softplus": jax.nn.softplus,
+  "elu": jax.nn.elu,
+}
 
 
 def _dense(features, name):

@@ -21,3 +21,7 @@ class Model(NamedTuple):
   loss: Callable[[jax.Array, jax.Array], jax.Array]  # outputs, y -> [N]
   # key, outputs [N, ...] -> y [N], drawn from the predictive distribution.
   sample: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+
+  def param_shapes(self) -> Params:
+    """Returns the shapes of the parameters, without making any."""
+    return jax.eval_shape(lambda: self.init(jax.random.key(0)))

@@ -8,8 +8,8 @@ import pytest
 
 import fedinf_jax as fi
 from fedinf_jax import fedavg
-from fedinf_jax import packing
 from fedinf_jax import rng
+from fedinf_jax.data import on_device
 
 GOOD = {"rounds": 3, "cohort_size": 2, "local_steps": 4, "learning_rate": 0.1}
 BAD = {
@@ -45,7 +45,7 @@ def test_local_training_and_its_iterates_on_a_quadratic():
   fed = fi.FedAvg(**GOOD)
   x = np.random.default_rng(0).normal(size=(9, 3))
   # The client's own rows are 2 … 6; the others must not count.
-  examples = packing.Examples(
+  examples = on_device.Examples(
     jnp.asarray(x), jnp.zeros(9), jnp.int32(2), jnp.int32(5)
   )
   w = jnp.ones(3)
@@ -77,7 +77,8 @@ def test_the_optimiser_starts_fresh_each_round():
 
 def test_aggregation_weighs_by_size():
   models = {"w": jnp.array([[1.0, 2.0], [4.0, 0.0], [7.0, 7.0]])}
-  mean = fedavg.aggregate(models, jnp.array([1, 3, 0]))
+  shares = fedavg.weights(jnp.array([1, 3, 0]), jnp.float64)
+  mean = fedavg.aggregate(models, shares)
   np.testing.assert_allclose(mean["w"], [3.25, 0.5])
   np.testing.assert_array_equal(
     fedavg.weights(jnp.array([0, 0]), jnp.float64), [0, 0]

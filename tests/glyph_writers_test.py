@@ -9,15 +9,15 @@ from scipy import ndimage
 from fedinf_jax.data import glyph_writers
 
 _BAD_ARGUMENTS = (
-  ("no_writers", (0, 5), "num_writers is 0; .* at least 1"),
+  ("no_writers", (0, 5), "num_writers is 0; .* >= 1"),
   ("half_a_writer", (1.5, 5), "num_writers is 1.5; .* integer"),
   ("true_writers", (True, 5), "num_writers is True; .* integer"),
-  ("no_examples", (2, 0), "examples_per_writer has 0; .* at least 1"),
-  ("half_an_example", (2, 2.5), "examples_per_writer has 2.5; .* integers"),
-  ("one_without", (2, [3, 0]), "examples_per_writer has 0; .* at least 1"),
+  ("no_examples", (2, 0), "examples_per_writer is 0; .* >= 1"),
+  ("half_an_example", (2, 2.5), "examples_per_writer is 2.5; .* integer"),
+  ("one_without", (2, [3, 0]), "examples_per_writer is 0; .* >= 1"),
   ("too_few", (3, [3, 4]), "examples_per_writer has 2 entries; .* the 3"),
-  ("nested", (2, [[3], [4]]), r"examples_per_writer has \[3\]; .* integers"),
-  ("negative_seed", (2, 3, -1), "seed is -1; .* at least 0"),
+  ("nested", (2, [[3], [4]]), r"examples_per_writer is \[3\]; .* integer"),
+  ("negative_seed", (2, 3, -1), "seed is -1; .* integer in 0"),
 )
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedinf_jax import lanczos
+from fedinf_jax.linalg import lanczos
 
 P = 24
 

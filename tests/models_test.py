@@ -91,7 +91,7 @@ def test_leaf_logreg_has_a_sigmoid_on_its_logits():
   np.testing.assert_allclose(
     leaf.apply(params, x), 1 / (1 + np.exp(-convex.apply(params, x)))
   )
-  with pytest.raises(ValueError, match="'sigmoyd' is not a function"):
+  with pytest.raises(ValueError, match="activation is 'sigmoyd'; it must be"):
     models.logreg(4, 3, "sigmoyd")
   with pytest.raises(ValueError, match="pool is 'mean'"):
     models.cnn(pool="mean")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedinf_jax as fi
-from fedinf_jax import runs
+from fedinf_jax.simulation import run as runs_
 from tests import jaxprs
 
 FED = fi.FedAvg(
@@ -128,7 +128,7 @@ def test_every_product_asks_for_full_precision():
   run = fi.simulate(MODEL, make_data(), FED, exact=True)
   x, y = make_data().pooled()
   influence = jax.make_jaxpr(
-    lambda p, e: runs._scores(
+    lambda p, e: runs_._scores(
       p, e, x, y, model=MODEL, metric=fi.metrics.loss, chunk=4, mesh=None
     )
   )(run.params, run.exact_eps)
@@ -152,50 +152,6 @@ def test_one_program_serves_the_whole_run(compilations):
   assert len(compilations) == before
 
 
-def run_with(data=None, fed=FED, **kwargs):
-  return fi.simulate(MODEL, data or make_data(), fed, **kwargs)
-
-
-LOO = np.eye(9, dtype=bool)
-BAD = {
-  "cohort": (
-    {"fed": fi.FedAvg(rounds=1, cohort_size=10, local_steps=1,
-                      learning_rate=0.1)},
-    "cohort_size is 10 but there are only 9 clients",
-  ),
-  "removal columns": ({"removals": LOO[:, :4]}, "removals has 4 columns for 9"),
-  "removal dtype": ({"removals": LOO.astype(int)}, "removals is int64"),
-  "removal rank": ({"removals": LOO[0]}, r"removals is bool of shape \[9\]"),
-  "removal none": ({"removals": LOO[:0]}, "it must be bool"),
-  "cohorts shape": ({"cohorts": LOO[:3, :3]}, r"cohorts has shape \[3, 3\]"),
-  "cohorts range": (
-    {"cohorts": np.arange(24).reshape(6, 4)},
-    "clients run from 0 to 8",
-  ),
-  "cohorts twice": (
-    {"cohorts": np.array([[0, 1, 2, 3]] * 5 + [[4, 5, 5, 1]])},
-    "round 6 names a client twice",
-  ),
-  "cohorts dtype": ({"cohorts": np.ones((6, 4))}, "must hold integers"),
-  "exact rows": ({"exact": [9]}, "exact: rows run from 0 to 8"),
-  "exact kind": ({"exact": [0.5]}, "exact must be True, False or a list"),
-  "chunk": ({"exact": True, "replay_chunk": 0}, "replay_chunk is 0"),
-  "params": (
-    {"params": {"dense": {"kernel": np.zeros((4, 3)), "bias": np.zeros(3)}}},
-    r"params: dense/kernel has shape \[4, 3\]; the model's is \[5, 3\]",
-  ),
-  "params tree": ({"params": {"w": np.zeros(3)}}, "params: the model has"),
-  "seed": ({"seed": -1}, "seed is -1"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_errors_name_the_argument(name):
-  kwargs, message = BAD[name]
-  with pytest.raises(ValueError, match=message):
-    run_with(**kwargs)
-
-
 def test_a_diverging_client_is_named_with_its_round():
   data = make_data()
   clients = data.clients()
@@ -205,4 +161,4 @@ def test_a_diverging_client_is_named_with_its_round():
   with pytest.raises(
     ValueError, match="round 4: the upload of client 'id4' is not finite"
   ):
-    run_with(data, cohorts=cohorts)
+    fi.simulate(MODEL, data, FED, cohorts=cohorts)

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import fedinf_jax as fi
-from fedinf_jax import baselines
 from fedinf_jax import memory
 from fedinf_jax import rng
-from fedinf_jax import shapley
 from fedinf_jax import valuation
+from fedinf_jax.valuation import rankings
+from fedinf_jax.valuation import scores as update_scores
+from fedinf_jax.valuation import shapley
 from tests import reference
 
 NUM_CLIENTS = 7
@@ -176,7 +177,7 @@ def simulated():
 
 def test_the_training_is_that_of_simulate():
   data = make_data()
-  happened = list(baselines.rounds(MODEL, data, FED))
+  happened = list(update_scores.rounds(MODEL, data, FED))
   cohorts = rng.cohorts(0, rng.id_words(data.ids), FED.rounds, FED.cohort_size)
   for round_, cohort in zip(happened, cohorts, strict=True):
     assert set(round_.participants) == set(cohort)
@@ -203,7 +204,7 @@ def literal_scores(data, cohorts, seed):
 
   init = MODEL.init(rng.stream_key(seed, rng.Stream.INIT))["dense"]
   w = {name: np.asarray(a, np.float64) for name, a in init.items()}
-  scores = {name: np.zeros(data.num_clients) for name in baselines.SCORES}
+  scores = {name: np.zeros(data.num_clients) for name in update_scores.SCORES}
   for t, cohort in enumerate(cohorts, 1):
     local = [reference.local_update(w, data, k, t, fed, seed, 0.0)
              for k in cohort]  # fmt: skip
@@ -258,7 +259,7 @@ def test_shapley_values_sum_to_what_training_gained():
 def test_memory_does_not_change_the_scores(monkeypatch):
   whole = scores_of()
   monkeypatch.setattr(memory, "CHUNK_BYTES", 4 * 1500)
-  blocks = baselines._validation(MODEL, *VALIDATION, FED.cohort_size).x
+  blocks = update_scores._validation(MODEL, *VALIDATION, FED.cohort_size).x
   assert 1 < blocks.shape[1] < 31 and blocks.shape[0] * blocks.shape[1] > 31
   for name, score in scores_of().items():
     np.testing.assert_allclose(score, whole[name], rtol=0, atol=1e-13)
@@ -317,7 +318,7 @@ def test_ranking_goes_from_helpful_to_harmful():
   )
 
 
-@pytest.mark.parametrize("end", valuation.ENDS)
+@pytest.mark.parametrize("end", rankings.ENDS)
 def test_choices_are_nested(end):
   chosen = [valuation.choose(FIL, f / 20, end=end, seed=4) for f in range(21)]
   for f, positions in enumerate(chosen):
@@ -383,8 +384,8 @@ def test_precision_at_k():
 X, Y = VALIDATION
 BAD = {
   "fil shape": (lambda: valuation.ranking(np.eye(3)), r"fil is .* \[3, 3\]"),
-  "fil empty": (lambda: valuation.ranking([]), "a number for each client"),
-  "fil text": (lambda: valuation.ranking(["a"]), "a number for each client"),
+  "fil empty": (lambda: valuation.ranking([]), "one number per client"),
+  "fil text": (lambda: valuation.ranking(["a"]), "one number per client"),
   "fil nan": (
     lambda: valuation.rewards([0, np.nan]),
     "fil of client 1 is nan; it must be finite",
@@ -393,7 +394,7 @@ BAD = {
   "fraction nan": (lambda: valuation.choose(FIL, np.nan), "fraction is nan"),
   "end": (
     lambda: valuation.choose(FIL, 0.5, end="worst"),
-    "end is 'worst'; it must be one of 'harmful', 'helpful', 'random'",
+    "end is 'worst'; it must be 'harmful', 'helpful' or 'random'",
   ),
   "seed": (lambda: valuation.choose(FIL, 0.5, seed=-1), "seed is -1"),
   "budget": (lambda: valuation.rewards(FIL, -1), "budget is -1"),

@@ -1,5 +1,6 @@
 """FederatedData: ragged clients, validated once, stored back to back."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 from typing import Any
@@ -34,7 +35,7 @@ class FederatedData:
   @classmethod
   def from_clients(
     cls,
-    clients: Sequence[tuple[Any, Any]],
+    clients: Sequence[tuple[Any, Any]] | Mapping[Any, tuple[Any, Any]],
     ids: Sequence[Any] | None = None,
     num_classes: int | None = None,
   ) -> "FederatedData":
@@ -44,13 +45,19 @@ class FederatedData:
     are float64 and JAX's x64 flag is on.
 
     Args:
-      clients: K pairs (x [n_k, ...], y [n_k, ...]), n_k >= 1.
-      ids: K distinct strings or integers; None: positions 0 … K-1.
+      clients: K pairs (x [n_k, ...], y [n_k, ...]), n_k >= 1; or a dictionary
+        {id: pair}.
+      ids: K distinct strings or integers; None: positions 0 … K-1, or the keys
+        of the dictionary.
       num_classes: if given, y must hold integers in [0, num_classes).
 
     Raises:
       ValueError: naming the client and the field that is wrong.
     """
+    if isinstance(clients, Mapping):
+      if ids is not None:
+        raise ValueError("ids: a dictionary of clients has its ids as keys")
+      ids, clients = list(clients), clients.values()
     clients = list(clients)
     ids = _checked_ids(ids, len(clients))
     pairs = [_arrays(i, client) for i, client in zip(ids, clients, strict=True)]
@@ -160,8 +167,8 @@ class FederatedData:
       return
     if not np.issubdtype(self.y.dtype, np.integer) or self.y.ndim != 1:
       raise ValueError(
-        f"num_classes={self.num_classes} asks for one integer label an example;"
-        f" client {self.ids[0]!r}: y is {self.y.dtype} of shape [n"
+        f"num_classes={self.num_classes} asks for one integer label per"
+        f" example; client {self.ids[0]!r}: y is {self.y.dtype} of shape [n"
         f"{''.join(f', {d}' for d in self.y.shape[1:])}]"
       )
     self._require(

@@ -73,7 +73,7 @@ def request(
   mesh = devices.resolve(mesh)
   seed = checks.seed(seed)
   estimators = check_estimators(estimators)
-  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  shapes = model.param_shapes()
   checks.model(model, shapes, data.x, data.y)
   setup = federation.setup(
     model, fed, estimators, shapes, int(data.num_examples.max())

@@ -175,7 +175,7 @@ def upload_bytes(
     estimator: one of `simulator`'s.
     num_removals: R, the models in an answer; None: leave-one-out.
   """
-  params = jax.eval_shape(model.init, jax.random.key(0))
+  params = model.param_shapes()
   if estimator.curvature.interactive:
     return (num_removals or data.num_clients) * memory.tree_bytes(params)
   estimators = {"it": estimator}

@@ -1,9 +1,9 @@
 """What influence is for: rankings, rewards, cleansing, and other scores."""
 
-from fedinf_jax.valuation.baselines import baselines as baselines
-from fedinf_jax.valuation.ranking import auroc as auroc
-from fedinf_jax.valuation.ranking import choose as choose
-from fedinf_jax.valuation.ranking import precision_at_k as precision_at_k
-from fedinf_jax.valuation.ranking import ranking as ranking
-from fedinf_jax.valuation.ranking import rewards as rewards
+from fedinf_jax.valuation.rankings import auroc as auroc
+from fedinf_jax.valuation.rankings import choose as choose
+from fedinf_jax.valuation.rankings import precision_at_k as precision_at_k
+from fedinf_jax.valuation.rankings import ranking as ranking
+from fedinf_jax.valuation.rankings import rewards as rewards
+from fedinf_jax.valuation.scores import baselines as baselines
 from fedinf_jax.valuation.shapley import GTGShapley as GTGShapley

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedinf_jax import curvature
-from fedinf_jax import propagation
+from fedinf_jax import tree
+from fedinf_jax.curvature import descent
+from fedinf_jax.curvature import rows
+from fedinf_jax.linalg import low_rank
 
 B, M, S, WIDTHS = 3, 2, 4, (5, 3)
 
@@ -20,8 +22,8 @@ def make(num_removals, factor=False, layerwise=False):
   shares = np.tile(base, (num_removals, 1))
   shares[1] = [0, 0.6, 0.4]
   shares[4] = [0.7, 0, 0.3]
-  blocks = curvature.layer_blocks(2, layerwise)
-  return curvature.Rows(rows, factors), eps, shares, base, blocks
+  blocks = tree.layer_blocks(2, layerwise)
+  return low_rank.Rows(rows, factors), eps, shares, base, blocks
 
 
 def literal(report, eps, shares, blocks, keep=None):
@@ -57,22 +59,20 @@ def literal(report, eps, shares, blocks, keep=None):
 def test_every_association_gives_the_same(
   num_removals, layerwise, factor, columns, monkeypatch
 ):
-  monkeypatch.setattr(propagation, "COLUMNS", columns)
+  monkeypatch.setattr(low_rank, "COLUMNS", columns)
   report, eps, shares, base, blocks = make(num_removals, factor, layerwise)
   expected, gains = literal(report, eps, shares, blocks)
-  hits = jnp.array([1, 4, num_removals])  # The last one is filling.
-  grams = propagation.gram_matrices(report, blocks, whole=False)
+  hits = jnp.array([1, 4, num_removals])  # The last one is padding.
+  grams = low_rank.gram_matrices(report, blocks, whole=False)
   for extra in ({}, {"base": base, "hits": hits}):
-    lost = propagation.rows_lost(
+    lost = low_rank.rows_lost(
       report, grams, eps, jnp.asarray(shares), blocks, **extra
     )
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), lost, expected
     )
   everything = tuple(range(len(eps)))
-  cheaper = propagation.explicit_is_cheaper(
-    report, everything, num_removals, hits
-  )
+  cheaper = low_rank.explicit_is_cheaper(report, everything, num_removals, hits)
   assert cheaper == (num_removals == 400)  # Both ways were taken above.
 
   threshold, seen = 0.1, {}
@@ -81,8 +81,8 @@ def test_every_association_gives_the_same(
     seen[block] = gain
     return gain <= threshold
 
-  grams = propagation.gram_matrices(report, blocks, whole=True)
-  lost = propagation.rows_lost(
+  grams = low_rank.gram_matrices(report, blocks, whole=True)
+  lost = low_rank.rows_lost(
     report, grams, eps, jnp.asarray(shares), blocks, keep
   )
   expected, _ = literal(report, eps, shares, blocks, keep=threshold)
@@ -97,11 +97,12 @@ def test_every_association_gives_the_same(
 def test_the_recursion_gives_the_same():
   report, eps, shares, _, blocks = make(6, factor=True)
   expected, _ = literal(report, eps, shares, blocks)
-  setup = curvature.Setup(None, None, 0.1, S)
+  plain = descent.Descent(None, 0.1)
+  lost_of = rows._lost(layerwise=False)
   total = [np.zeros_like(e) for e in eps]
   for k in range(B):
-    one = curvature.Rows([r[k] for r in report.rows], report.factor[k])
-    lost = curvature._rows_lost(False, setup, one, eps)
+    one = low_rank.Rows([r[k] for r in report.rows], report.factor[k])
+    lost = lost_of(plain, one, eps)
     total = [t + shares[:, k : k + 1] * d for t, d in
              zip(total, lost, strict=True)]  # fmt: skip
   jax.tree.map(

@@ -1,4 +1,4 @@
-"""Spread over devices, a run is the same run."""
+"""Distributed over devices, a run is the same run."""
 
 import re
 
@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import fedinf_jax as fi
-from fedinf_jax import sharding
+from fedinf_jax import simulation
+from fedinf_jax.simulation import devices as device_grid
 
 FED = fi.FedAvg(rounds=4, cohort_size=5, local_steps=2, learning_rate=2.0)
 MODEL = fi.models.logreg(4, 3)
@@ -40,7 +41,7 @@ def make_data(dtype, num_clients=11):
 
 
 def mesh_of(shape):
-  return sharding.grid(jax.devices()[: np.prod(shape)], shape[1])
+  return device_grid.grid(jax.devices()[: np.prod(shape)], shape[1])
 
 
 def close(run, other, tolerance):
@@ -130,7 +131,7 @@ def test_no_row_of_eps_is_gathered(shape):
     ]
   )
   some = {name: ESTIMATORS[name] for name in ("both", "fine")}
-  _, step = fi.simulator(
+  program = simulation.lower(
     fi.models.logreg(features, 3),
     data,
     FED,
@@ -138,7 +139,7 @@ def test_no_row_of_eps_is_gathered(shape):
     estimators=some,
     mesh=mesh_of(shape),
   )
-  text = step.program().compile().as_text()
+  text = program.compile().as_text()
   rows = {204 // shape[0], 204 // 8, 204, 208 // shape[0], 208 // 8, 208}
   moved = re.findall(
     r"= (.*?) (all-gather|all-to-all|all-reduce|collective-permute"
@@ -158,21 +159,21 @@ def test_no_row_of_eps_is_gathered(shape):
 
 def test_what_a_mesh_may_be():
   devices = np.array(jax.devices())
-  assert sharding.resolve(None) is None
-  assert sharding.resolve("auto").shape == {"removals": 8, "params": 1}
+  assert device_grid.resolve(None) is None
+  assert device_grid.resolve("auto").shape == {"removals": 8, "params": 1}
   explicit = jax.make_mesh((4, 2), ("removals", "params"))
-  found = sharding.resolve(explicit)
+  found = device_grid.resolve(explicit)
   assert found.shape == {"removals": 4, "params": 2}
   assert set(found.axis_types) == {jax.sharding.AxisType.Auto}
   flat = jax.sharding.Mesh(devices[:3], ("removals",))
-  assert sharding.resolve(flat).shape == {"removals": 3, "params": 1}
+  assert device_grid.resolve(flat).shape == {"removals": 3, "params": 1}
   for wrong, words in (
     (jax.sharding.Mesh(devices, ("x",)), "mesh has axes"),
     ("all", "mesh is 'all'"),
     (8, "mesh is 8"),
   ):
     with pytest.raises(ValueError, match=words):
-      sharding.resolve(wrong)
+      device_grid.resolve(wrong)
 
 
 def test_no_device_repeats_anothers_training():
@@ -184,7 +185,7 @@ def test_no_device_repeats_anothers_training():
   model = fi.models.logreg(300, 3)
 
   def operations(mesh):
-    _, step = fi.simulator(model, data, fed, mesh=mesh)
-    return step.program().compile().cost_analysis()["flops"]
+    program = simulation.lower(model, data, fed, mesh=mesh)
+    return program.compile().cost_analysis()["flops"]
 
   assert operations("auto") < operations(None) / 4
