@@ -279,7 +279,7 @@ def _validation(model, x, y, num_models):
     )
   x, y = np.asarray(x), np.asarray(y)
   one = jax.tree.map(lambda a: jnp.asarray(a[:1]), (x, y, np.ones(1)))
-  params = jax.eval_shape(model.init, jax.random.key(0))
+  params = model.param_shapes()
   loss = functools.partial(_block_loss, model)
   per_example = num_models * memory.intermediate_bytes(loss, params, one)
   size = memory.chunk_size(len(x), per_example)
