@@ -172,6 +172,11 @@ def read(folder: pathlib.Path) -> Contents:
   )
 
 
+def read_metrics(folder: pathlib.Path) -> list[dict[str, Any]]:
+  """Reads the evaluated rounds of a run, finished or not."""
+  return _parsed(folder / records.METRICS, _lines)
+
+
 def _parsed(path, parse):
   with path.open(newline="", encoding="utf-8") as file:
     try:
