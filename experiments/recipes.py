@@ -1,32 +1,26 @@
-"""What a recipe describes: clients, a test set, a model and its training."""
+"""Recipes become tasks: data, a model, its training and what is estimated."""
 
-import hashlib
 import math
 import os
 import pathlib
-from typing import NamedTuple
 
 import ml_collections
 import numpy as np
 
+from experiments import devices
+from experiments import estimators as named
 import fedinf_jax as fi
 from fedinf_jax import rng
 from fedinf_jax.data import partition
+from fedinf_jax.running import task as tasks
 
 GLYPHS = "glyph writers (made here, a stand-in for FEMNIST)"
-
-
-class Problem(NamedTuple):
-  """Everything that a recipe says about the task."""
-
-  train: fi.FederatedData
-  x: np.ndarray  # [N, ...] test inputs
-  y: np.ndarray  # [N] test labels
-  model: fi.Model
-  fed: fi.FedAvg
-  source: str  # where the data are from, in words
-  stand_in: bool  # the data stand in for those of the paper
-  bad: tuple  # ids of clients that were corrupted on purpose
+CORRUPTIONS = {
+  "flip_labels": fi.data.corrupt.flip_labels,
+  "add_noise": fi.data.corrupt.add_noise,
+  "free_rider": fi.data.corrupt.free_rider,
+  "duplicate": fi.data.corrupt.duplicate,
+}
 
 
 def scaled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -48,52 +42,79 @@ def scaled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   return config
 
 
-def build(config: ml_collections.ConfigDict, data_dir: str | None) -> Problem:
-  """Makes or reads the data of a (scaled) recipe, and its model.
+def check(config: ml_collections.ConfigDict):
+  """Checks all of a recipe that can be checked before its data are made."""
+  _choose("data.kind", config.data.kind, _READERS)
+  _choose("model.kind", config.model.kind, _MODELS)
+  if config.corrupt.kind:
+    _choose("corrupt.kind", config.corrupt.kind, CORRUPTIONS)
+    if not 0 < config.corrupt.fraction < 1:
+      raise ValueError(
+        f"corrupt.fraction is {config.corrupt.fraction}; it must lie between 0"
+        " and 1"
+      )
+  for key, least in (
+    ("evaluate_every", 1),
+    ("tracked", 0),
+    ("cleanse_round", 0),
+  ):
+    if config[key] < least:
+      raise ValueError(f"{key} is {config[key]}; it must be at least {least}")
+  _fed(config)
+  named.build(config.estimators)
+  exact_rows(config.exact, config.data.num_clients, config.seed)
+  devices.shape(_mesh(config))
+
+
+def check_kinds(kinds: list[str]):
+  """Checks the kinds of bad clients of a command line."""
+  if not kinds:
+    raise ValueError(f"--kinds is empty; there are {', '.join(CORRUPTIONS)}")
+  for kind in kinds:
+    if kind not in CORRUPTIONS:
+      raise ValueError(
+        f"--kinds: {kind!r} is unknown; there are {', '.join(CORRUPTIONS)}"
+      )
+
+
+def build(
+  name: str, config: ml_collections.ConfigDict, data_dir: str | None
+) -> tasks.Task:
+  """Makes or reads the data of a (scaled) recipe, and all that belongs to them.
 
   Args:
+    name: of the recipe.
     config: the recipe.
     data_dir: FEMNIST as LEAF's folder, a prepared TFDS folder, or an .npz of
       writers; None: glyph writers stand in for it.
   """
-  data, seed = config.data, config.seed
-  if data.kind == "synthetic":
-    source = "LEAF synthetic data (made here)"
-    everyone = fi.data.synthetic(num_clients=data.num_clients)
-    if config.scale < 1:
-      everyone = everyone.split(max(config.scale, 0.1), seed=0)[0]
-    train, test = everyone.split(data.train_fraction, seed=seed)
-    x, y = test.pooled()
-  elif data.kind in ("femnist_iid", "femnist_by_writer"):
-    train, x, y, source = _femnist(data, data_dir, seed)
-  else:
-    raise ValueError(
-      f"data.kind is {data.kind!r}; it must be synthetic, femnist_iid or"
-      " femnist_by_writer"
-    )
-  train, bad = _corrupted(train, config.corrupt, seed)
-  fed = {**config.fed, "batch_size": config.fed.batch_size or None}
-  return Problem(
-    train,
-    x,
-    y,
-    _model(config.model, train),
-    fi.FedAvg(**fed),
-    source,
-    source == GLYPHS,
-    bad,
+  check(config)
+  mesh = devices.mesh(_mesh(config))
+  read = _READERS[config.data.kind]
+  train, x, y, source = read(config, data_dir)
+  train, bad = _corrupted(train, config.corrupt, config.seed)
+  estimators = named.build(config.estimators)
+  recipe = {k: v for k, v in config.to_dict().items() if k != "mesh"}
+  return tasks.Task(
+    name=name,
+    model=_MODELS[config.model.kind](config.model, train),
+    train=train,
+    x=x,
+    y=y,
+    fed=_fed(config),
+    recipe=recipe,
+    estimators=estimators,
+    descriptions={n: named.describe(n) for n in estimators},
+    exact=exact_rows(config.exact, train.num_clients, config.seed),
+    seed=config.seed,
+    mesh=mesh,
+    evaluate_every=config.evaluate_every,
+    tracked=config.tracked,
+    keep_rounds=frozenset({config.cleanse_round} - {0}),
+    source=source,
+    stand_in=source == GLYPHS,
+    bad=bad,
   )
-
-
-def digest(problem: Problem) -> str:
-  """Returns a fingerprint of the data."""
-  made = hashlib.blake2b(digest_size=16)
-  train = problem.train
-  for a in (train.x, train.y, train.num_examples, problem.x, problem.y):
-    made.update(f"{a.dtype} {a.shape}".encode())
-    made.update(np.ascontiguousarray(a))
-  made.update("\n".join(map(str, train.ids)).encode())
-  return made.hexdigest()
 
 
 def exact_rows(exact: str, num_clients: int, seed: int):
@@ -109,50 +130,90 @@ def exact_rows(exact: str, num_clients: int, seed: int):
   return sorted(draw.permutation(num_clients)[: int(exact)].tolist())
 
 
-def _model(config, train):
-  if config.kind == "logreg":
-    return fi.models.logreg(
-      train.x.shape[1], train.num_classes, config.logit_activation or None
+def _choose(key, value, table):
+  """Checks that a recipe's value is one of a table's."""
+  if value not in table:
+    raise ValueError(
+      f"{key} is {value!r}; it must be one of {', '.join(table)}"
     )
-  if config.kind == "cnn":
-    return fi.models.cnn(
-      train.num_classes,
-      widths=tuple(config.widths),
-      dense=config.dense,
-      activation=config.activation or None,
-      pool=config.pool,
+
+
+def _mesh(config):
+  # The recipe in a workdir says nothing about devices.
+  return config.get("mesh", "none")
+
+
+def _fed(config):
+  return fi.FedAvg(
+    **{**config.fed, "batch_size": config.fed.batch_size or None}
+  )
+
+
+def _logreg(config, train):
+  return fi.models.logreg(
+    train.x.shape[1], train.num_classes, config.logit_activation or None
+  )
+
+
+def _cnn(config, train):
+  return fi.models.cnn(
+    train.num_classes,
+    widths=tuple(config.widths),
+    dense=config.dense,
+    activation=config.activation or None,
+    pool=config.pool,
+  )
+
+
+def _synthetic(config, data_dir):
+  """Returns (train, test x, test y, source)."""
+  del data_dir  # These data are always made.
+  everyone = fi.data.synthetic(num_clients=config.data.num_clients)
+  if config.scale < 1:
+    everyone = everyone.split(max(config.scale, 0.1), seed=0)[0]
+  train, test = everyone.split(config.data.train_fraction, seed=config.seed)
+  return train, *test.pooled(), "LEAF synthetic data (made here)"
+
+
+def _by_writer(config, data_dir):
+  """Returns (train, test x, test y, source): every client a writer."""
+  data, seed = config.data, config.seed
+  writers, x, y, source = _femnist(data, data_dir, seed)
+  if writers.num_clients < data.num_clients:
+    raise ValueError(
+      f"data.num_clients is {data.num_clients}; the data have"
+      f" {writers.num_clients} writers"
     )
-  raise ValueError(f"model.kind is {config.kind!r}; it must be logreg or cnn")
+  # Those with the most images: the others could not fill a round.
+  largest = np.argsort(-writers.num_examples, kind="stable")
+  train = writers.take(np.sort(largest[: data.num_clients]).tolist())
+  return _at_most(train, data.examples, seed), x, y, source
+
+
+def _iid(config, data_dir):
+  """Returns (train, test x, test y, source): all images, mixed."""
+  data, seed = config.data, config.seed
+  writers, x, y, source = _femnist(data, data_dir, seed)
+  wanted = data.num_clients * data.examples
+  if len(writers.x) < wanted:
+    raise ValueError(
+      f"{data.num_clients} clients of {data.examples} examples need {wanted}"
+      f" images; the data have {len(writers.x)}"
+    )
+  some = np.random.default_rng(seed).permutation(len(writers.x))[:wanted]
+  train = partition.iid(
+    writers.x[some],
+    writers.y[some],
+    num_clients=data.num_clients,
+    seed=seed,
+    num_classes=writers.num_classes,
+  )
+  return train, x, y, source
 
 
 def _femnist(data, data_dir, seed):
-  """Returns (train, test x, test y, source) at the size of the recipe."""
+  """Returns (writers, test x, test y, source), the test set cut to size."""
   train, x, y, source = _read_femnist(data, data_dir, seed)
-  if data.kind == "femnist_by_writer":
-    if train.num_clients < data.num_clients:
-      raise ValueError(
-        f"data.num_clients is {data.num_clients}; the data have"
-        f" {train.num_clients} writers"
-      )
-    # Those with the most images: the others could not fill a round.
-    largest = np.argsort(-train.num_examples, kind="stable")
-    train = train.take(np.sort(largest[: data.num_clients]).tolist())
-    train = _at_most(train, data.examples, seed)
-  else:
-    wanted = data.num_clients * data.examples
-    if len(train.x) < wanted:
-      raise ValueError(
-        f"{data.num_clients} clients of {data.examples} examples need {wanted}"
-        f" images; the data have {len(train.x)}"
-      )
-    some = np.random.default_rng(seed).permutation(len(train.x))[:wanted]
-    train = partition.iid(
-      train.x[some],
-      train.y[some],
-      num_clients=data.num_clients,
-      seed=seed,
-      num_classes=train.num_classes,
-    )
   if len(x) > data.test_examples:
     some = np.random.default_rng(seed + 1).permutation(len(x))
     some = np.sort(some[: data.test_examples])
@@ -191,7 +252,7 @@ def _read_femnist(data, data_dir, seed):
 
 
 def _at_most(train, examples, seed):
-  """Keeps at most so many examples of each client, by a draw of its own."""
+  """Keeps at most `examples` of each client, by a draw of its own."""
   words = rng.id_words(train.ids)
   kept = []
   for k, (x, y) in enumerate(train.clients()):
@@ -205,15 +266,13 @@ def _corrupted(train, corrupt, seed):
   """Plants bad clients; returns the data and their ids."""
   if not corrupt.kind:
     return train, ()
-  if not 0 < corrupt.fraction < 1:
-    raise ValueError(
-      f"corrupt.fraction is {corrupt.fraction}; it must lie between 0 and 1"
-    )
-  plant = getattr(fi.data.corrupt, corrupt.kind, None)
-  if plant is None:
-    raise ValueError(
-      f"corrupt.kind is {corrupt.kind!r}; it must be flip_labels, add_noise,"
-      " free_rider or duplicate"
-    )
   count = max(1, round(corrupt.fraction * train.num_clients))
-  return plant(train, count, seed=seed)
+  return CORRUPTIONS[corrupt.kind](train, count, seed=seed)
+
+
+_READERS = {
+  "synthetic": _synthetic,
+  "femnist_iid": _iid,
+  "femnist_by_writer": _by_writer,
+}
+_MODELS = {"logreg": _logreg, "cnn": _cnn}

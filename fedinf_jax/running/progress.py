@@ -1,6 +1,7 @@
 """How a run gets on: a live line on a terminal, plain lines elsewhere."""
 
 import contextlib
+import datetime
 import time
 
 from rich import progress as rich_progress
@@ -82,7 +83,7 @@ def plain_lines(screen, rounds: int, clock=time.monotonic):
       parts.append(f"{pace:.2g} s/round")
     if round_ > first[0]:
       left = (now - first[1]) / (round_ - first[0]) * (rounds - round_)
-      parts.append(f"{_duration(left)} left")
+      parts.append(f"{datetime.timedelta(seconds=round(left))} left")
     screen.print(", ".join(parts), highlight=False, soft_wrap=True)
 
   return show
@@ -103,13 +104,3 @@ def words(metrics: records.Metrics) -> str:
   if truncated:
     parts.append(f"truncated {max(truncated):.0%}")
   return ", ".join(parts)
-
-
-def _duration(seconds):
-  minutes, seconds = divmod(round(seconds), 60)
-  hours, minutes = divmod(minutes, 60)
-  return (
-    f"{hours}:{minutes:02d}:{seconds:02d}"
-    if hours
-    else (f"{minutes}:{seconds:02d}")
-  )

@@ -22,6 +22,26 @@ from fedinf_jax.running import files
 from fedinf_jax.running import records
 
 
+def check(folder: pathlib.Path):
+  """Checks that a run can have a folder, which need not exist yet.
+
+  Raises:
+    ValueError: if it cannot be written to or holds something else.
+  """
+  there = next(p for p in (folder, *folder.parents) if p.exists())
+  if not there.is_dir():
+    raise ValueError(f"--workdir={folder}: {there} is not a folder")
+  if not os.access(there, os.W_OK | os.X_OK):
+    raise ValueError(f"--workdir={folder} cannot be written to")
+  if there == folder and not (folder / records.CONFIG).exists():
+    others = [p for p in folder.iterdir() if not p.name.endswith(".tmp")]
+    if others:
+      raise ValueError(
+        f"--workdir={folder} is not empty and holds no run ({others[0].name});"
+        " choose another"
+      )
+
+
 def claim(folder: pathlib.Path, about: records.About):
   """Makes a workdir, or checks that it holds a run of the same kind.
 
@@ -32,28 +52,21 @@ def claim(folder: pathlib.Path, about: records.About):
   Raises:
     ValueError: saying what differs.
   """
+  check(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  if not os.access(folder, os.W_OK | os.X_OK):
-    raise ValueError(f"--workdir={folder} cannot be written to")
   path = folder / records.CONFIG
-  if path.exists():
-    mine = _flat(files.plain(about))
-    theirs = _flat(files.read_json(path))
-    for key in sorted(mine.keys() | theirs.keys()):
-      if mine.get(key) != theirs.get(key):
-        raise ValueError(
-          f"--workdir={folder} holds another run: its {key} is"
-          f" {theirs.get(key)!r}, not {mine.get(key)!r}; choose another"
-          " --workdir, or delete that one"
-        )
+  if not path.exists():
+    files.write_json(path, about)
     return
-  strangers = [p for p in folder.iterdir() if not p.name.endswith(".tmp")]
-  if strangers:
-    raise ValueError(
-      f"--workdir={folder} is not empty and holds no run ({strangers[0].name});"
-      " choose another"
-    )
-  files.write_json(path, about)
+  mine = _flat(files.plain(about))
+  theirs = _flat(files.read_json(path))
+  for key in sorted(mine.keys() | theirs.keys()):
+    if mine.get(key) != theirs.get(key):
+      raise ValueError(
+        f"--workdir={folder} holds another run: its {key} is"
+        f" {theirs.get(key)!r}, not {mine.get(key)!r}; choose another"
+        " --workdir, or delete that one"
+      )
 
 
 def is_finished(folder: pathlib.Path) -> bool:
