@@ -22,6 +22,7 @@ from experiments import cleansing
 from experiments import launch
 import fedinf_jax as fi
 from fedinf_jax import report
+from fedinf_jax.running import progress
 from fedinf_jax.running import records
 
 _WORKDIR = flags.DEFINE_string("workdir", "runs/quickstart", "A finished run.")
@@ -71,7 +72,7 @@ def main(argv):
   records.write_cleanse(folder, content)
   report.write(folder)
   _print_table(screen, content)
-  screen.print(f"report: {folder / records.REPORT}", highlight=False)
+  progress.say(screen, f"report: {folder / records.REPORT}")
 
 
 def _curves(plans, proceed, screen):

@@ -20,6 +20,7 @@ from experiments import debugging
 from experiments import launch
 from experiments import recipes
 from fedinf_jax.running import loop
+from fedinf_jax.running import progress
 from fedinf_jax.running import records
 from fedinf_jax.running import workdir
 
@@ -53,11 +54,11 @@ def main(argv):
     config.corrupt.kind = kind
     task, place = recipes.build(name, config, _DATA_DIR.value), folder / kind
     if (place / records.DEBUG).exists() and loop.is_finished(task, place):
-      screen.print(f"{place}: this run is finished", highlight=False)
+      progress.say(screen, f"{place}: this run is finished")
     else:
       debugging.debug(task, kind, place, screen, _SWEEPS.value)
     screen.print(_table(workdir.read(place).debug))
-    screen.print(f"report: {place / records.REPORT}", highlight=False)
+    progress.say(screen, f"report: {place / records.REPORT}")
 
 
 def _table(found):

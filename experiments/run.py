@@ -29,6 +29,7 @@ from fedinf_jax.running import finishing
 from fedinf_jax.running import loop
 from fedinf_jax.running import planning
 from fedinf_jax.running import processes
+from fedinf_jax.running import progress
 from fedinf_jax.running import records
 from fedinf_jax.running import task as tasks
 from fedinf_jax.running import workdir
@@ -82,7 +83,7 @@ def main(argv):
 def run(task: tasks.Task, folder: pathlib.Path, screen):
   """Runs a task, unless it is finished, and prints its verdict."""
   if loop.is_finished(task, folder):
-    screen.print(f"{folder}: this run is finished", highlight=False)
+    progress.say(screen, f"{folder}: this run is finished")
   else:
     saving = loop.Saving(rounds=_SAVE_ROUNDS.value, minutes=_SAVE_MINUTES.value)
     trained = loop.train(task, folder, screen, saving)
@@ -114,10 +115,10 @@ def print_verdict(folder: pathlib.Path, screen):
     *verdicts.sentences(contents, verdicts.verdict(contents)),
   ]
   for line in lines:
-    screen.print(line, highlight=False, markup=False, soft_wrap=True)
+    progress.say(screen, line)
   if summary["estimators"]:
     screen.print(_table(summary["estimators"]))
-  screen.print(f"report: {folder / records.REPORT}", highlight=False)
+  progress.say(screen, f"report: {folder / records.REPORT}")
 
 
 def show_plan(name, config, screen):
@@ -136,7 +137,7 @@ def show_plan(name, config, screen):
   compiled = None
   if fits:
     compiled = planning.compiled_bytes(tasks.simulator(task).step)
-  screen.print(tasks.describe(task), highlight=False)
+  progress.say(screen, tasks.describe(task))
   screen.print(tables.plan_table(sizes, machine, task.fed.rounds, compiled))
 
 

@@ -71,13 +71,13 @@ def train(
   """
   simulator = tasks.simulator(task)
   _claim(task, folder)
-  screen.print(tasks.describe(task), highlight=False)
+  progress.say(screen, tasks.describe(task))
   saved = checkpoint.Checkpoints(
     folder / records.CHECKPOINTS, keep=task.keep_rounds
   )
   state, round_ = saved.restore(simulator.init, warn=_warn)
   if round_:
-    screen.print(f"resuming after round {round_}", highlight=False)
+    progress.say(screen, f"resuming after round {round_}")
   processes.on_first(workdir.rewind, folder, round_)
   run = _Running(task, folder, simulator.step, saved, state, round_)
   _advance(run, screen, saving)

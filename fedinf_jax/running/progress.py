@@ -11,6 +11,13 @@ from fedinf_jax.running import records
 LINE_SECONDS = 10  # between two plain lines, at least
 
 
+def say(screen, text: str):
+  """Prints a line: wrapped at words on a terminal, whole elsewhere."""
+  screen.print(
+    text, highlight=False, markup=False, soft_wrap=not screen.is_terminal
+  )
+
+
 def line(screen, rounds: int, done: int):
   """Shows how a run gets on.
 
@@ -84,7 +91,7 @@ def plain_lines(screen, rounds: int, clock=time.monotonic):
     if round_ > first[0]:
       left = (now - first[1]) / (round_ - first[0]) * (rounds - round_)
       parts.append(f"{datetime.timedelta(seconds=round(left))} left")
-    screen.print(", ".join(parts), highlight=False, soft_wrap=True)
+    say(screen, ", ".join(parts))
 
   return show
 
