@@ -53,7 +53,9 @@ def main(argv):
   for kind in _KINDS.value:
     config.corrupt.kind = kind
     task, place = recipes.build(name, config, _DATA_DIR.value), folder / kind
-    if (place / records.DEBUG).exists() and loop.is_finished(task, place):
+    # Sweeps that are asked for may differ from those of a finished run.
+    scored = (place / records.DEBUG).exists() and not _SWEEPS.present
+    if scored and loop.is_finished(task, place):
       progress.say(screen, f"{place}: this run is finished")
     else:
       debugging.debug(task, kind, place, screen, _SWEEPS.value)
