@@ -30,8 +30,9 @@ def test_a_tracked_client_that_was_not_replayed_has_no_error(tmp_path):
   assert panel.get_title() == "Client f_0003"
   (legend,) = tracked_figures.layers(contents).legends
   assert legend.get_title().get_text() == "Client f_0003"
-  workdirs.write(tmp_path, clients=30, exact="20", tracked=(29,))
-  contents = workdir.read(tmp_path)
+  other = tmp_path / "other"
+  workdirs.write(other, clients=30, exact="20", tracked=(29,))
+  contents = workdir.read(other)
   assert tracked_figures.distance(contents) is None
   assert len(tracked_figures.layers(contents).axes) == len(workdirs.LAYERS)
 

@@ -11,14 +11,17 @@ from fedinf_jax.report import numbers
   ("written", "expected"),
   [
     (numbers.fixed(0.98765), "0.988"),
-    (numbers.fixed(0.99971), "0.9997"),
-    (numbers.fixed(1.0), "1.000"),
+    (numbers.fixed(0.99971), "1.000"),
+    (numbers.correlation(0.98765), "0.988"),
+    (numbers.correlation(0.99971), "0.9997"),
+    (numbers.correlation(-0.99971), "−0.9997"),
+    (numbers.correlation(1.0), "1.000"),
     (numbers.fixed(-0.5, 1), "−0.5"),
     (numbers.digits(0.000123), "0.00012"),
     (numbers.digits(0.00999, 2), "0.010"),
     (numbers.digits(1234.5), "1,234"),
     (numbers.digits(1.26e7), "1.3e7"),
-    (numbers.digits(0, 3), "0.00"),
+    (numbers.digits(0, 3), "0"),
     (numbers.digits(-math.inf), "−∞"),
     (numbers.scientific(2.4e15), "2e15"),
     (numbers.scientific(0.00012, 2), "1.2e−4"),
@@ -44,6 +47,7 @@ def test_numbers(written, expected):
 def test_what_is_not_known_is_a_dash():
   for write in (
     numbers.fixed,
+    numbers.correlation,
     numbers.digits,
     numbers.scientific,
     numbers.share,

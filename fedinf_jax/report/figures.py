@@ -62,7 +62,7 @@ def pearson(contents):
     if np.isfinite(values).any():
       lowest = min(lowest, np.nanmin(values))
     if np.isfinite(values[-1]):
-      labels[name] = f"{name}: {numbers.fixed(values[-1])}"
+      labels[name] = f"{name}: {numbers.correlation(values[-1])}"
   ax.set(xlabel="round", ylabel="Pearson's r of FIL")
   ax.set_ylim(lowest - 0.04, 1.04)
   drawing.legend(figure, contents, "At the last round", labels=labels)
@@ -99,7 +99,9 @@ def scatter(contents):
       drawing.style_of(contents, name)["color"],
     )
     r = contents.summary["estimators"][name]["fil_pearson"]
-    title = drawing.short(name, 60 // columns) + f", r = {numbers.fixed(r)}"
+    title = (
+      drawing.short(name, 60 // columns) + f", r = {numbers.correlation(r)}"
+    )
     ax.set_title(f"{title}\n{outside}")
     ax.set(xlim=limits, ylim=limits, box_aspect=1)
     ax.locator_params(nbins=5)

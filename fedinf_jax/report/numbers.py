@@ -8,12 +8,17 @@ SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def fixed(value: float | None, decimals: int = 3) -> str:
-  """Writes a number with n decimals; with more if 0.9997 would become 1."""
-  if _is_missing(value):
-    return MISSING
-  while abs(value) < 1 and abs(round(value, decimals)) == 1 and decimals < 9:
-    decimals += 1
-  return _minus(f"{value:.{decimals}f}")
+  """Writes a number with n decimals."""
+  return MISSING if _is_missing(value) else _minus(f"{value:.{decimals}f}")
+
+
+def correlation(value: float | None) -> str:
+  """Writes a number with three decimals; with more if 0.9997 would become 1."""
+  decimals = 3
+  if not _is_missing(value):
+    while abs(value) < 1 and abs(round(value, decimals)) == 1 and decimals < 6:
+      decimals += 1
+  return fixed(value, decimals)
 
 
 def digits(value: float | None, count: int = 2) -> str:
@@ -22,6 +27,8 @@ def digits(value: float | None, count: int = 2) -> str:
     return MISSING
   if math.isinf(value):
     return _minus(f"{value}".replace("inf", "∞"))
+  if value == 0:
+    return "0"
   exponent = int(f"{value:.{count - 1}e}".split("e")[1])
   if exponent >= 6:
     return scientific(value, count)

@@ -35,8 +35,8 @@ def table(heads, rows) -> str:
 def estimators(contents: workdir.Contents) -> str:
   """Tabulates cost and quality of the estimators."""
   columns = (
-    ("Pearson", "fil_pearson", numbers.fixed, max),
-    ("Spearman", "fil_spearman", numbers.fixed, max),
+    ("Pearson", "fil_pearson", numbers.correlation, max),
+    ("Spearman", "fil_spearman", numbers.correlation, max),
     ("FIP error", "fip_relative_error", numbers.digits, min),
     ("truncated", "truncated_fraction", numbers.share, None),
   )

@@ -196,7 +196,8 @@ def _agreement(contents, name):
   measured = contents.summary["estimators"][name]
   quarter = measured["last_quarter"]
   pair = lambda source: tuple(
-    numbers.fixed(source[field]) for field in ("fil_pearson", "fil_spearman")
+    numbers.correlation(source[field])
+    for field in ("fil_pearson", "fil_spearman")
   )
   helpful, harmful, count = _in_common(contents, name)
   return [
