@@ -63,7 +63,9 @@ def check(config: ml_collections.ConfigDict):
   _fed(config)
   named.build(config.estimators)
   exact_rows(config.exact, config.data.num_clients, config.seed)
-  devices.shape(_mesh(config))
+  if _mesh(config) != "auto":
+    # To count the devices would start JAX before other processes can join.
+    devices.shape(_mesh(config))
 
 
 def check_kinds(kinds: list[str]):
