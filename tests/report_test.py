@@ -93,7 +93,7 @@ def test_the_verdict_names_clients_and_says_the_sign_in_words(full):
   assert "✓ relu: ranks clients almost as retraining does" in words
   assert re.search(r"finds \d of the 4 most helpful and \d of the 4", words)
   assert "✗ naive: do not trust" in words
-  assert words.count("250 models each way") == 1  # Only naive is asked.
+  assert words.count("250 models each way") == 1  # naive is interactive.
 
 
 def test_a_stand_in_is_announced(full, nasty):

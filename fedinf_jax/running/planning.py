@@ -3,6 +3,7 @@
 tests/planning_test.py compares them with the compiled program's own account.
 """
 
+from collections.abc import Mapping
 import math
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 import fedinf_jax as fi
 from fedinf_jax import memory
 from fedinf_jax import simulation
+from fedinf_jax.running import task as tasks
 
 FLAG_BYTES = 12  # Per layer of a row: two rounds and a growth.
 
@@ -82,7 +84,7 @@ class _Layout(NamedTuple):
   replayed: int  # models
   together: int  # participants whose uploads exist at once
   lanes: int  # those of them that this device trains
-  turns: int  # participants that this device trains in a round
+  trained: int  # participants that this device trains in a round
 
   @property
   def eps(self):
@@ -137,11 +139,16 @@ def compiled_bytes(compiled: jax.stages.Compiled) -> int:
   )
 
 
-def sizes_of(task, estimators: dict, replayed: int, drawn: np.ndarray) -> Sizes:
+def sizes_of(
+  task: tasks.Task,
+  estimators: Mapping[str, fi.influence.Estimator],
+  replayed: int,
+  drawn: np.ndarray,
+) -> Sizes:
   """Reads the sizes off a task.
 
   Args:
-    task: has a model, train (the clients) and fed (how they train).
+    task: whose model, clients and training are planned for.
     estimators: by name.
     replayed: number of removals that are replayed.
     drawn: bool [K], who ever takes part.
@@ -157,20 +164,13 @@ def sizes_of(task, estimators: dict, replayed: int, drawn: np.ndarray) -> Sizes:
   gradient = jax.jit(jax.grad(loss)).lower(params, x, y).cost_analysis()
   typical = min(train.num_examples.mean(), fed.batch_size or math.inf)
   training = gradient["flops"] / largest * typical * fed.local_steps
-  uploads, propagations, item = {}, [], train.x.dtype.itemsize
-  for estimator in estimators.values():
-    if not estimator.curvature.uploads:  # Training's derivative, on every ε.
-      propagations.append(2 * training)
-    else:
-      bytes_ = fi.upload_bytes(model, train, fed, estimator)
-      uploads[estimator.curvature.key] = bytes_
-      propagations.append(4 * bytes_ / item)  # 4 m S P
+  uploads, propagations = _uploads(task, estimators, training)
   return Sizes(
     clients=train.num_clients,
     params=sum(a.size for a in jax.tree.leaves(params)),
     participants=fed.cohort_size,
-    uploads=tuple(b for b in uploads.values() if b),
-    propagations=tuple(propagations),
+    uploads=uploads,
+    propagations=propagations,
     training=training,
     replayed=replayed,
     layers=len(jax.tree.leaves(params)),
@@ -179,8 +179,22 @@ def sizes_of(task, estimators: dict, replayed: int, drawn: np.ndarray) -> Sizes:
     applied=any(not e.curvature.uploads for e in estimators.values()),
     gradient=memory.intermediate_bytes(jax.grad(loss), params, x, y),
     forward=memory.intermediate_bytes(model.apply, params, x),
-    item=item,
+    item=train.x.dtype.itemsize,
   )
+
+
+def _uploads(task, estimators, training):
+  """Returns bytes per kind of upload, and operations per estimator."""
+  uploads, propagations = {}, []
+  for estimator in estimators.values():
+    if not estimator.curvature.uploads:  # Training's derivative, on every ε.
+      propagations.append(2 * training)
+    else:
+      bytes_ = fi.upload_bytes(task.model, task.train, task.fed, estimator)
+      uploads[estimator.curvature.key] = bytes_
+      item = task.train.x.dtype.itemsize
+      propagations.append(4 * bytes_ / item)  # 4 m S P
+  return tuple(b for b in uploads.values() if b), tuple(propagations)
 
 
 def _layout(sizes, machine):
@@ -197,7 +211,7 @@ def _layout(sizes, machine):
     replayed=math.ceil(sizes.replayed / devices),
     together=together,
     lanes=lanes,
-    turns=math.ceil(sizes.participants / together) * lanes,
+    trained=math.ceil(sizes.participants / together) * lanes,
   )
 
 
@@ -251,10 +265,10 @@ def _receiving(sizes, machine, layout):
 def _operations(sizes, layout):
   """Returns the operations of training, propagation and replay."""
   gradients = layout.upload / layout.model * 6 * sizes.params
-  training = layout.turns * (sizes.training + gradients)
+  training = layout.trained * (sizes.training + gradients)
   propagation = layout.rows * sizes.participants * sum(sizes.propagations)
   for upload in sizes.uploads:  # Gram matrices, where the participants are.
     n = upload / layout.model
-    propagation += layout.turns * 2 * n**2 * sizes.params
+    propagation += layout.trained * 2 * n**2 * sizes.params
   replay = layout.replayed * sizes.participants * sizes.training
   return training, propagation, replay
