@@ -16,6 +16,7 @@ from fedinf_jax.report import numbers
     (numbers.correlation(0.99971), "0.9997"),
     (numbers.correlation(-0.99971), "−0.9997"),
     (numbers.correlation(1.0), "1.000"),
+    (numbers.correlation(1 - 1e-12), "1.000"),
     (numbers.fixed(-0.5, 1), "−0.5"),
     (numbers.digits(0.000123), "0.00012"),
     (numbers.digits(0.00999, 2), "0.010"),

@@ -14,11 +14,11 @@ def fixed(value: float | None, decimals: int = 3) -> str:
 
 def correlation(value: float | None) -> str:
   """Writes a number with three decimals; with more if 0.9997 would become 1."""
-  decimals = 3
-  if not _is_missing(value):
-    while abs(value) < 1 and abs(round(value, decimals)) == 1 and decimals < 6:
-      decimals += 1
-  return fixed(value, decimals)
+  if _is_missing(value):
+    return MISSING
+  decimals = (n for n in range(3, 7) if abs(round(value, n)) < 1)
+  # Three for 1 itself, and for what differs from it by rounding only.
+  return fixed(value, next(decimals, 3))
 
 
 def digits(value: float | None, count: int = 2) -> str:
