@@ -72,49 +72,54 @@ def write(
       records.History(t, {e: v[i] for e, v in scores.items()}),
       [row for row in layer_rows if row.round == t],
     )
-  final = {e: v[-1] for e, v in scores.items()}
-  records.write_influence(
-    folder,
-    [
-      records.Client(
-        client_id=client,
-        num_examples=20 + 7 * k % 90,
-        times_selected=int(selected[k]),
-      )
-      for k, client in enumerate(ids)
-    ],
-    fil=final,
-    fia={e: -v / 3 for e, v in final.items()},
-  )
-  records.write_summary(
-    folder,
-    records.Summary(
-      name=about.name,
-      source=about.data["source"],
-      stand_in=stand_in,
-      clients=clients,
-      rounds=rounds,
-      num_params=NUM_PARAMS,
-      train_examples=19_357,
-      test_examples=2_247,
-      seed=0,
-      loss=loss[-1],
-      accuracy=1.1 - 0.55 * loss[-1],
-      layer_names=list(layers),
-      estimators={
-        e: _summary(e, [m[e] for m in measured], layers, blows_up)
-        for e in estimators
-      },
-      data_digest=about.data["digest"],
-      versions=about.versions,
-      git_revision="4bf776f",
-    ),
-  )
+  _write_influence(folder, ids, selected, {e: v[-1] for e, v in scores.items()})
+  estimated = {
+    e: _summary(e, [m[e] for m in measured], layers, blows_up)
+    for e in estimators
+  }
+  _write_summary(folder, about, clients, loss[-1], layers, estimated)
   if cleanse:
     records.write_cleanse(folder, _cleanse(draw, rounds, estimators[0]))
   if debug:
     records.write_debug(folder, _debug(draw, ids, estimators))
   return folder
+
+
+def _write_influence(folder, ids, selected, fil):
+  rows = [
+    records.Client(
+      client_id=client,
+      num_examples=20 + 7 * k % 90,
+      times_selected=int(selected[k]),
+    )
+    for k, client in enumerate(ids)
+  ]
+  fia = {e: -v / 3 for e, v in fil.items()}
+  records.write_influence(folder, rows, fil=fil, fia=fia)
+
+
+def _write_summary(folder, about, clients, loss, layers, estimators):
+  records.write_summary(
+    folder,
+    records.Summary(
+      name=about.name,
+      source=about.data["source"],
+      stand_in=about.data["stand_in"],
+      clients=clients,
+      rounds=about.config["fed"]["rounds"],
+      num_params=NUM_PARAMS,
+      train_examples=19_357,
+      test_examples=2_247,
+      seed=0,
+      loss=loss,
+      accuracy=1.1 - 0.55 * loss,
+      layer_names=list(layers),
+      estimators=estimators,
+      data_digest=about.data["digest"],
+      versions=about.versions,
+      git_revision="4bf776f",
+    ),
+  )
 
 
 def _about(rounds, estimators, exact, stand_in):
