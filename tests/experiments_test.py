@@ -1,6 +1,7 @@
 """The binaries, started as a user starts them."""
 
 import csv
+import dataclasses
 import io
 import json
 import subprocess
@@ -179,13 +180,16 @@ def check_another_run_is_refused(folder):
 
 
 def test_a_task_that_cannot_run_leaves_no_file(tmp_path):
-  config = small(**{"fed.cohort_size": 21})
-  task = recipes.build("quickstart", config, None)
-  with pytest.raises(ValueError, match="cohort_size is 21"):
-    loop.train(
-      task, tmp_path / "w", rich_console.Console(quiet=True), loop.Saving()
-    )
-  assert not (tmp_path / "w").exists()
+  task = recipes.build("quickstart", small(), None)
+  for wrong, message in (
+    (task._replace(fed=dataclasses.replace(task.fed, cohort_size=21)), "is 21"),
+    (task._replace(evaluate_every=0), "must not be zero"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      loop.train(
+        wrong, tmp_path / "w", rich_console.Console(quiet=True), loop.Saving()
+      )
+    assert not (tmp_path / "w").exists()
 
 
 def check_cleansing(folder):

@@ -69,7 +69,8 @@ def train(
   Raises:
     KeyboardInterrupt: after Ctrl-C, once a checkpoint is saved.
   """
-  simulator = tasks.simulator(task)
+  # What is wrong with the task shows here, before anything is written.
+  simulator, evaluated = tasks.simulator(task), tasks.evaluated(task)
   _claim(task, folder)
   progress.say(screen, tasks.describe(task))
   saved = checkpoint.Checkpoints(
@@ -80,7 +81,7 @@ def train(
     progress.say(screen, f"resuming after round {round_}")
   processes.on_first(workdir.rewind, folder, round_)
   run = _Running(task, folder, simulator.step, saved, state, round_)
-  _advance(run, screen, saving)
+  _advance(run, evaluated, screen, saving)
   saved.close()
   if run.round < task.fed.rounds:
     raise KeyboardInterrupt(
@@ -146,16 +147,16 @@ class _Running:
       )
 
 
-def _advance(run, screen, saving):
+def _advance(run, evaluated, screen, saving):
   """Trains to the end or to Ctrl-C, evaluating and saving on the way.
 
   Args:
     run: _Running.
+    evaluated: the rounds to evaluate.
     screen: see `train`.
     saving: see `train`.
   """
   task, last = run.task, run.task.fed.rounds
-  evaluated = tasks.evaluated(task)
   stops = sorted(evaluated | task.keep_rounds | {last})
   block, last_save, stop = 1, time.monotonic(), False
   with (
