@@ -349,11 +349,7 @@ MISTAKES = {
   "run --config=setting2 --config.nope=3": (
     "--config has no such key: \"'nope'\"; --help lists them"
   ),
-  "run --config=nope": (
-    "--config=nope: there is no such recipe; there are quickstart, setting1"
-  ),
-  "run nope": "unexpected argument 'nope'",
-  "run --num_processes=2": "--coordinator, --num_processes and --process_id",
+  "run --config=quickstart nope": "unexpected argument 'nope'",
   "debug --kinds=rng": (
     "--kinds: 'rng' is unknown; there are flip_labels, add_noise"
   ),

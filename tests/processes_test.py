@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from fedinf_jax.running import processes
 from tests import binaries
 
 ROUNDS = 40
@@ -23,7 +24,7 @@ ARGUMENTS = (
 )
 
 
-def begin(workdir, processes=2, slurm=False):
+def begin(workdir, count=2, slurm=False):
   """Starts processes with two devices each; or one with one."""
   with socket.socket() as free:
     free.bind(("localhost", 0))
@@ -31,16 +32,16 @@ def begin(workdir, processes=2, slurm=False):
 
   def start(i):
     arguments, env = [*ARGUMENTS, f"--workdir={workdir}"], {}
-    if processes > 1:
+    if count > 1:
       env = {"JAX_NUM_CPU_DEVICES": "2"}
     if slurm:  # As srun would: JAX finds everything out by itself.
       arguments += ["--distributed"]
       env |= {"SLURM_JOB_ID": str(port), "SLURM_STEP_NODELIST": "localhost"}
-      env |= {"SLURM_NTASKS": str(processes), "SLURM_PROCID": str(i)}
+      env |= {"SLURM_NTASKS": str(count), "SLURM_PROCID": str(i)}
       env |= {"SLURM_LOCALID": str(i)}
-    elif processes > 1:
+    elif count > 1:
       arguments += [f"--coordinator=localhost:{port}"]
-      arguments += [f"--num_processes={processes}", f"--process_id={i}"]
+      arguments += [f"--num_processes={count}", f"--process_id={i}"]
     return subprocess.Popen(
       binaries.command("run", *arguments),
       cwd=binaries.ROOT,
@@ -50,7 +51,7 @@ def begin(workdir, processes=2, slurm=False):
       text=True,
     )
 
-  return [start(i) for i in range(processes)]
+  return [start(i) for i in range(count)]
 
 
 def finish(started):
@@ -77,7 +78,7 @@ def assert_same_influence(workdir, other):
 
 def test_two_processes_find_what_one_finds(tmp_path):
   one, two = tmp_path / "one", tmp_path / "two"
-  finish(begin(one, processes=1))
+  finish(begin(one, count=1))
   (first, _), (second, _) = finish(begin(two))
   assert_same_influence(two, one)
   assert "4 cpu device(s)" in first
@@ -120,7 +121,7 @@ def test_killed_it_ends_with_one_line_and_resumes(tmp_path, victim):
   finish(begin(tmp_path / "two"))
   assert binaries.files(workdir) == binaries.files(tmp_path / "two")
   # A checkpoint from two processes on one.
-  ((printed, _),) = finish(begin(from_two, processes=1))
+  ((printed, _),) = finish(begin(from_two, count=1))
   assert "resuming after round" in printed
   assert_same_influence(from_two, workdir)
 
@@ -128,7 +129,7 @@ def test_killed_it_ends_with_one_line_and_resumes(tmp_path, victim):
 @pytest.mark.slow
 def test_a_checkpoint_of_one_process_resumes_on_two_of_slurm(tmp_path):
   one, workdir = tmp_path / "one", tmp_path / "from_one"
-  finish(begin(one, processes=1))
+  finish(begin(one, count=1))
   shutil.copytree(one, workdir)
   (workdir / "summary.json").unlink()  # It is not finished.
   for path in (workdir / "checkpoints").glob("*"):
@@ -137,6 +138,17 @@ def test_a_checkpoint_of_one_process_resumes_on_two_of_slurm(tmp_path):
   (printed, _), _ = finish(begin(workdir, slurm=True))
   assert "resuming after round 10" in printed
   assert_same_influence(workdir, one)
+
+
+def test_flags_that_go_together():
+  with pytest.raises(ValueError, match="--coordinator, --num_processes and"):
+    processes.join(
+      coordinator=None,
+      num_processes=2,
+      process_id=None,
+      heartbeat_seconds=30,
+      distributed=False,
+    )
 
 
 def test_an_abort_of_jaxs_runtime_is_one_line():
