@@ -1,17 +1,16 @@
-r"""How fast, and in how much memory? Against this machine's own limit.
+r"""How fast, and in how much memory? Compared with this machine's limit.
 
 python -m experiments.bench --json=bench.json
 
 Each workload runs in a process of its own, which first measures how fast the
 machine multiplies matrices; ratios are within that process. Seconds are the
 least of several repeats. With fedjax installed
-(pip install -r requirements-fedjax.txt) the comparison with it is made, too.
+(pip install -r requirements-fedjax.txt) the same rounds are timed with it, too.
 Two idle cores: setting1, setting2 and exponents take two minutes together,
 setting3 four, leafcnn about as long.
 """
 
 import json
-import math
 import pathlib
 import subprocess
 import sys
@@ -23,7 +22,8 @@ from rich import table
 
 from experiments import bench_workloads
 from experiments import launch
-from experiments import workdir
+from fedinf_jax.report import numbers
+from fedinf_jax.running import files
 
 _JSON = flags.DEFINE_string("json", None, "Where to write what was measured.")
 _WORKLOADS = flags.DEFINE_list(
@@ -70,24 +70,19 @@ def _in_its_own_process(name):
 def _write(found):
   if _JSON.value:
     text = json.dumps({"workloads": found}, indent=2) + "\n"
-    workdir.write(pathlib.Path(_JSON.value), text)
+    files.write(pathlib.Path(_JSON.value), text)
 
 
 def _table(found):
-  """Returns a row for each number and a column for each workload."""
-  shown = table.Table(*["", *found])
-  fields = dict.fromkeys(f for numbers in found.values() for f in numbers)
+  """Returns a row per number and a column per workload."""
+  shown = table.Table("", *found)
+  fields = dict.fromkeys(f for measured in found.values() for f in measured)
   for field in fields:
-    cells = [numbers.get(field) for numbers in found.values()]
-    shown.add_row(field, *["" if c is None else _digits(c) for c in cells])
+    cells = (measured.get(field) for measured in found.values())
+    shown.add_row(
+      field, *("" if c is None else numbers.digits(c, 3) for c in cells)
+    )
   return shown
-
-
-def _digits(number):
-  """Writes a number with three digits that count."""
-  if number == 0 or not math.isfinite(number):
-    return str(number)
-  return f"{number:.{max(0, 2 - math.floor(math.log10(abs(number))))}f}"
 
 
 if __name__ == "__main__":

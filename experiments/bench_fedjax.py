@@ -21,8 +21,8 @@ REPEATS = 10
 def algorithm_seconds(federation) -> float:
   """Times fedjax's own `federated_averaging`, as its users run it.
 
-  The same clients and cohort, and as many steps and examples a round: it draws
-  batches of one size, here the cohort's mean.
+  The same clients and cohort, and as many steps and examples per round: it
+  draws batches of one size, here the cohort's mean.
   """
   model, fed = federation.model, federation.fed
   clients = _cohort(federation)

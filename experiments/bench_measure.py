@@ -1,5 +1,6 @@
 """Times what `experiments.bench` compares."""
 
+from collections.abc import Callable
 import time
 from typing import NamedTuple
 
@@ -30,15 +31,15 @@ class Seconds(NamedTuple):
 
 
 class Federation:
-  """A model, its clients and how they train."""
+  """A model, its clients and how they train; all rounds have one cohort."""
 
   def __init__(self, model, data, fed):
     self.model, self.data, self.fed = model, data, fed
     self.cohorts = checks.cohorts(None, data, fed, 0)
-    # Every round has the same cohort: what differs in time is not the work.
+    # Rounds then differ in time, not in the work.
     self.cohorts[:] = self.cohorts[0]
     counts = data.num_examples[self.cohorts[0]]
-    self.examples = int(counts.sum()) * fed.local_steps  # that a round sees
+    self.examples = int(counts.sum()) * fed.local_steps  # seen per round
 
   def seconds(self, **options) -> Seconds:
     """Times rounds of `fi.simulator` with such options."""
@@ -48,8 +49,7 @@ class Federation:
     started = time.perf_counter()
     state = jax.block_until_ready(step(init()))
     first = time.perf_counter() - started
-    left, least = self.fed.rounds - 1, np.inf
-    rounds = 1
+    left, least, rounds = self.fed.rounds - 1, np.inf, 1
     for _ in range(REPEATS):
       if left < rounds:
         break
@@ -57,9 +57,8 @@ class Federation:
       state = jax.block_until_ready(step(state, rounds))
       took = (time.perf_counter() - started) / rounds
       least, left = min(least, took), left - rounds
-      rounds = max(
-        1, min(int(SECONDS / took), (self.fed.rounds - 2) // REPEATS)
-      )
+      most = (self.fed.rounds - 2) // REPEATS
+      rounds = max(1, min(int(SECONDS / took), most))
     return Seconds(first - least, least)
 
 
@@ -72,8 +71,13 @@ def gemm_peak(side: int = 2048) -> float:
 def sigma(federation: Federation, estimator: str, peak: float) -> dict:
   """Times the propagation of every ε alone, on uploads made up at random.
 
-  Counts the σ recursion's operations, 4 m N_s P for each participant and ε,
+  Counts the σ recursion's operations, 4 m N_s P per participant and ε,
   whatever form the estimator takes: above the peak, it takes fewer.
+
+  Args:
+    federation: whose sizes are taken.
+    estimator: name of the one that propagates.
+    peak: Gflop/s of this machine.
   """
   fed, data = federation.fed, federation.data
   most = int(data.num_examples[federation.cohorts[0]].max())
@@ -84,7 +88,12 @@ def sigma(federation: Federation, estimator: str, peak: float) -> dict:
   upload = 4 * fed.local_steps * samples * size
   together = max(1, min(fed.cohort_size, 2**30 // upload))
   propagate, args = _propagation(
-    params, data.num_clients, together, fed.local_steps, samples, estimator
+    params,
+    estimator,
+    removals=data.num_clients,
+    participants=together,
+    steps=fed.local_steps,
+    samples=samples,
   )
   seconds = least_seconds(propagate, *args)
   rows = together * fed.local_steps * samples
@@ -92,7 +101,7 @@ def sigma(federation: Federation, estimator: str, peak: float) -> dict:
   return {"sigma_gflops": gflops, "sigma_fraction_of_peak": gflops / peak}
 
 
-def exponents(scale: float, say) -> dict:
+def exponents(scale: float, say: Callable[[str], None]) -> dict:
   """Fits time ~ size^exponent, of propagation and of the replay."""
   found = {}
   for symbol in SIZES:
@@ -105,20 +114,25 @@ def exponents(scale: float, say) -> dict:
       [s[symbol] for s in sizes], [_propagation_seconds(s) for s in sizes]
     )
   say("growth with R")
+  removals = [max(2, round(scale * factor * 250)) for factor in FACTORS]
+  found["exponent_R"] = _fit(removals, _replay_seconds(removals))
+  return found
+
+
+def _replay_seconds(removals):
+  """Times the replay of R removals, for every R."""
   data = fi.data.synthetic(num_clients=200)
   fed = fi.FedAvg(rounds=40, cohort_size=5, local_steps=5, learning_rate=0.003)
   federation = Federation(fi.models.logreg(60, 5), data, fed)
   plain = federation.seconds().round
-  removals = [max(2, round(scale * factor * 250)) for factor in FACTORS]
   seconds = []
   for count in removals:
-    # The same client again and again: the replay does not look.
+    # All rows remove the same client, which makes no difference to the replay.
     rows = np.zeros((count, data.num_clients), bool)
     rows[:, 0] = True
     took = federation.seconds(exact=True, removals=rows).round
     seconds.append(took - plain)
-  found["exponent_R"] = _fit(removals, seconds)
-  return found
+  return seconds
 
 
 def least_seconds(function, *args) -> float:
@@ -132,23 +146,31 @@ def least_seconds(function, *args) -> float:
   return min(took)
 
 
-def _propagation(params, removals, participants, steps, samples, name):
-  """Returns a compiled `absorb` and arguments for it."""
-  made = named.build(name)[name]
+def _propagation(params, name, *, removals, participants, steps, samples):
+  """Returns a compiled `absorb` and arguments for it, at random.
+
+  Args:
+    params: shapes of the model's parameters.
+    name: of the estimator.
+    removals: rows of ε, R.
+    participants: that upload.
+    steps: local steps.
+    samples: gradients per step.
+  """
+  estimator = named.build(name)[name]
   draw = np.random.default_rng(0)
-  numbers = lambda *shape: jnp.asarray(
+  normal = lambda *shape: jnp.asarray(
     0.01 * draw.standard_normal(shape, np.float32)
   )
   rows = jax.tree.map(
-    lambda a: numbers(participants, steps, samples, a.size), params
+    lambda a: normal(participants, steps, samples, a.size), params
   )
-  state = made.init(params, removals, 1)
-  eps = jax.tree.map(lambda a: numbers(removals, *a.shape), params)
   base = jnp.full(participants, 1 / participants, jnp.float32)
-  shares = jnp.repeat(base[None], removals, 0)
-  nowhere = jnp.ones(participants, jnp.int32)
-  heard = influence.Participants(
-    curvature.Rows(rows, None), shares, base, nowhere
+  uploads = influence.Participants(
+    report=curvature.Rows(rows, None),
+    shares=jnp.repeat(base[None], removals, 0),
+    base=base,
+    slots=jnp.ones(participants, jnp.int32),
   )
   fed = fi.FedAvg(
     rounds=1, cohort_size=participants, local_steps=steps, learning_rate=0.01
@@ -157,16 +179,22 @@ def _propagation(params, removals, participants, steps, samples, name):
   hits = jnp.arange(participants)
 
   @jax.jit
-  def propagate(state, eps, heard):
-    return made.absorb(setup, eps, made.begin(state), heard, hits)
+  def propagate(state, eps, uploads):
+    return estimator.absorb(setup, eps, estimator.begin(state), uploads, hits)
 
-  return propagate, (state, eps, heard)
+  state = estimator.init(params, removals, 1)
+  eps = jax.tree.map(lambda a: normal(removals, *a.shape), params)
+  return propagate, (state, eps, uploads)
 
 
 def _propagation_seconds(sizes):
-  params = {"w": jax.ShapeDtypeStruct((sizes["P"],), jnp.float32)}
   propagate, args = _propagation(
-    params, sizes["K"], COHORT, sizes["m"], sizes["N_s"], "both"
+    {"w": jax.ShapeDtypeStruct((sizes["P"],), jnp.float32)},
+    "both",
+    removals=sizes["K"],
+    participants=COHORT,
+    steps=sizes["m"],
+    samples=sizes["N_s"],
   )
   return least_seconds(propagate, *args)
 

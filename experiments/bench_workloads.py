@@ -1,9 +1,12 @@
 """What `experiments.bench` runs, and the numbers it takes from each."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import importlib
 import importlib.util
 import resource
+import types
+from typing import Any
 from typing import NamedTuple
 
 import ml_collections
@@ -11,7 +14,7 @@ import numpy as np
 
 from experiments import bench_measure
 from experiments import estimators as named
-from experiments import problem
+from experiments import recipes
 import fedinf_jax as fi
 
 
@@ -19,97 +22,131 @@ class Workload(NamedTuple):
   """A federation to time."""
 
   recipe: str
-  changes: dict  # keys of the recipe
-  estimator: str  # whose rounds are timed
-  replay: bool  # time the replay of all clients as well
   rounds: int  # of the federation, which bounds those timed
+  changes: Mapping[str, Any] = types.MappingProxyType({})  # keys of the recipe
+  num_clients: int | None = None  # equal clients, instead of the recipe's data
+  estimator: str = "both"  # whose rounds are timed
+  replay: bool = True  # time the replay of all clients as well
 
 
 WORKLOADS = {
-  "setting1": Workload("setting1", {}, "both", True, 60),
-  "setting2": Workload("setting2", {}, "both", True, 30),
-  "setting3": Workload("setting3", {}, "both", True, 12),
+  "setting1": Workload(recipe="setting1", rounds=60),
+  "setting2": Workload(recipe="setting2", rounds=30),
+  "setting3": Workload(recipe="setting3", rounds=12),
   "leafcnn": Workload(
-    "setting3",
-    {"model.widths": (32, 64), "model.dense": 2048},
-    "both",
-    False,
-    2,
+    recipe="setting3",
+    rounds=2,
+    changes={"model.widths": (32, 64), "model.dense": 2048},
+    replay=False,
   ),
   "clients100k": Workload(
-    "setting1", {"data.num_clients": 100_000}, "both_fine", False, 40
+    recipe="setting1",
+    rounds=40,
+    num_clients=100_000,
+    estimator="both_fine",
+    replay=False,
   ),
   "exponents": None,
 }
-EXAMPLES = 20  # Of each of the 100,000 clients, who would not fit otherwise.
+EXAMPLES = 20  # Per client of the 100,000, who would not fit otherwise.
 
 
 def measure(name: str, scale: float, say: Callable[[str], None]) -> dict:
-  """Runs a workload; returns its numbers by name."""
+  """Runs a workload; returns its numbers by name.
+
+  Args:
+    name: of the workload.
+    scale: below 1, the federation is smaller.
+    say: is called with words about the progress.
+  """
   say("GEMM peak")
   peak = bench_measure.gemm_peak()
   found = {"gemm_peak_gflops": peak}
   if name == "exponents":
     return found | bench_measure.exponents(scale, say)
   workload = WORKLOADS[name]
-  config, task = _task(workload, scale)
-  federation = bench_measure.Federation(task.model, task.train, task.fed)
-
+  config, federation = _federation(workload, scale)
   say("rounds that keep every ε")
-  kept = federation.seconds(estimators=named.build(workload.estimator))
+  estimators = named.build(workload.estimator)
+  kept = federation.seconds(estimators=estimators)
   found["compile_seconds"] = kept.compile
   found["peak_rss_mb"] = _peak_rss()
   say("plain rounds")
-  plain = federation.seconds()
-  found["round_seconds"] = plain.round
-  found["influence_over_training"] = kept.round / plain.round
+  plain = federation.seconds().round
+  found["round_seconds"] = plain
+  found["influence_over_training"] = kept.round / plain
   say("propagation of ε")
   found |= bench_measure.sigma(federation, workload.estimator, peak)
   if workload.replay:
     say("replay of every client")
-    both = federation.seconds(exact=True)
-    replay = both.round - plain.round
-    clients = task.train.num_clients
-    operations = clients * federation.examples * _operations(config, task.train)
-    found["replay_seconds"] = replay
-    found["replay_gflops"] = operations / replay / 1e9
-    found["replay_fraction_of_peak"] = found["replay_gflops"] / peak
-    found["replay_speedup_vs_sequential"] = clients * plain.round / replay
-    if importlib.util.find_spec("fedjax") is None:
-      say("no fedjax: pip install -r requirements-fedjax.txt to compare")
-    else:
-      say("the same rounds by fedjax")
-      bench_fedjax = importlib.import_module("experiments.bench_fedjax")
-      for rival, timed in (
-        ("fedjax", bench_fedjax.algorithm_seconds),
-        ("fedjax_core", bench_fedjax.core_seconds),
-      ):
-        seconds = timed(federation)
-        found[f"fedavg_speedup_vs_{rival}"] = seconds / plain.round
-        found[f"replay_speedup_vs_{rival}"] = clients * seconds / replay
+    replay = federation.seconds(exact=True).round - plain
+    operations = _operations(config, federation.data)
+    found |= _replay(federation, operations, plain, replay, peak)
+    found |= _fedjax(federation, plain, replay, say)
   return found
 
 
-def _task(workload, scale):
+def _replay(federation, operations, plain, replay, peak):
+  """Compares a round's replay with the peak and with plain trainings.
+
+  Args:
+    federation: all of whose clients are replayed.
+    operations: of one example's gradient.
+    plain: seconds of a plain round.
+    replay: seconds of the replay alone.
+    peak: Gflop/s of this machine.
+  """
+  clients = federation.data.num_clients
+  gflops = clients * federation.examples * operations / replay / 1e9
+  return {
+    "replay_seconds": replay,
+    "replay_gflops": gflops,
+    "replay_fraction_of_peak": gflops / peak,
+    "replay_speedup_vs_sequential": clients * plain / replay,
+  }
+
+
+def _fedjax(federation, plain, replay, say):
+  """Compares with the same rounds by fedjax, where it is installed."""
+  if importlib.util.find_spec("fedjax") is None:
+    say("no fedjax: pip install -r requirements-fedjax.txt to compare")
+    return {}
+  say("the same rounds by fedjax")
+  from experiments import bench_fedjax
+
+  found = {}
+  for rival, timed in (
+    ("fedjax", bench_fedjax.algorithm_seconds),
+    ("fedjax_core", bench_fedjax.core_seconds),
+  ):
+    seconds = timed(federation)
+    trainings = federation.data.num_clients * seconds
+    found[f"fedavg_speedup_vs_{rival}"] = seconds / plain
+    found[f"replay_speedup_vs_{rival}"] = trainings / replay
+  return found
+
+
+def _federation(workload, scale):
+  """Returns the recipe, scaled, and the federation to time."""
   module = importlib.import_module(f"experiments.configs.{workload.recipe}")
   config = module.get_config()
   config.update_from_flattened_dict(workload.changes)
   config.scale = scale
-  config = problem.scaled(config)
+  if workload.num_clients:
+    config.data.num_clients = workload.num_clients
+  config = recipes.scaled(config)
   config.fed.rounds = workload.rounds
-  if "data.num_clients" not in workload.changes:
-    return config, problem.build(config, None)
-  train = _equal_clients(config.data.num_clients)
-  model = fi.models.logreg(train.x.shape[1], train.num_classes, "sigmoid")
+  if not workload.num_clients:
+    task = recipes.build(workload.recipe, config, None)
+    return config, bench_measure.Federation(task.model, task.train, task.fed)
+  data = _equal_clients(config.data.num_clients)
+  model = fi.models.logreg(data.x.shape[1], data.num_classes, "sigmoid")
   fed = fi.FedAvg(**{**config.fed, "batch_size": None})
-  empty = np.zeros(0)
-  return config, problem.Problem(
-    train, empty, empty, model, fed, "noise", True, ()
-  )
+  return config, bench_measure.Federation(model, data, fed)
 
 
 def _equal_clients(num_clients):
-  """Makes clients of EXAMPLES each, of setting 1's shape, quickly."""
+  """Makes clients of EXAMPLES each, of the shape of setting 1, quickly."""
   draw = np.random.default_rng(0)
   x = draw.standard_normal((num_clients * EXAMPLES, 60), np.float32)
   y = draw.integers(0, 5, len(x)).astype(np.int32)
@@ -118,15 +155,15 @@ def _equal_clients(num_clients):
   )
 
 
-def _operations(config: ml_collections.ConfigDict, train) -> int:
+def _operations(config: ml_collections.ConfigDict, data) -> int:
   """Counts the operations of one example's gradient, as one would by hand.
 
   Products forward, for the weights and (but for the first layer) for the
   inputs: what a program computes beyond that does not count.
   """
-  classes = train.num_classes
+  classes = data.num_classes
   if config.model.kind == "logreg":
-    return 4 * train.x.shape[1] * classes
+    return 4 * data.x.shape[1] * classes
   first, second = config.model.widths
   dense = config.model.dense
   stride = 2 if config.model.pool == "stride" else 1
@@ -137,4 +174,5 @@ def _operations(config: ml_collections.ConfigDict, train) -> int:
 
 
 def _peak_rss():
+  """Returns the most memory that this process ever had, in MB."""
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

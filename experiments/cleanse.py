@@ -20,9 +20,10 @@ from rich import table as rich_table
 
 from experiments import cleansing
 from experiments import launch
-from experiments import report
-from experiments import workdir as workdirs
 import fedinf_jax as fi
+from fedinf_jax import report
+from fedinf_jax.running import progress
+from fedinf_jax.running import records
 
 _WORKDIR = flags.DEFINE_string("workdir", "runs/quickstart", "A finished run.")
 _DATA_DIR = launch.define_data_dir()
@@ -34,7 +35,7 @@ _FRACTIONS = flags.DEFINE_list(
 )
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Random choices.", lower_bound=1)
 _ROUND = flags.DEFINE_integer(
-  "round", None, "Where to go on from; the recipe's cleanse_round if none."
+  "round", None, "Checkpoint to start from; the recipe's cleanse_round if none."
 )
 
 
@@ -42,50 +43,61 @@ def main(argv):
   """Cleanses the run in the workdir."""
   del argv
   folder = pathlib.Path(_WORKDIR.value)
-  config, problem = cleansing.load(folder, _DATA_DIR.value)
-  round_ = _ROUND.value or config.cleanse_round
-  state = cleansing.state_at(folder, config, problem, round_)
-  run = fi.Run.of(problem.model, state)
-  half = cleansing.halves(problem, config.seed)
+  fractions = [_fraction(text) for text in _FRACTIONS.value]
   of = _ESTIMATOR.value
+  recipe = cleansing.read_about(folder)["config"]
+  _check_estimator(of, recipe)
+  round_ = _ROUND.value or recipe["cleanse_round"]
+  task = cleansing.load(folder, _DATA_DIR.value)
+  state = cleansing.state_at(folder, task, round_)
+  half = cleansing.halves(task, task.seed)
+  run = fi.Run.of(task.model, state)
   ways = {
-    "held_out": cleansing.scores(run, problem, half.validation, of),
-    "one_set": cleansing.scores(run, problem, slice(None), of),
+    "held_out": cleansing.scores(run, task, half.validation, of),
+    "one_set": cleansing.scores(run, task, slice(None), of),
   }
-  plans = list(_plans(ways, [_fraction(f) for f in _FRACTIONS.value]))
-  go_on = cleansing.trainer(problem, half, config.seed)
   screen = rich_console.Console()
-  seen, curves = {}, []
+  proceed = cleansing.trainer(task, half, task.seed)
+  content = records.Cleanse(
+    round=round_,
+    estimator=of,
+    validation_examples=len(half.validation),
+    test_examples=len(half.test),
+    curves=_curves(
+      list(_plans(ways, fractions)),
+      lambda removed: proceed(removed, state.params, round_),
+      screen,
+    ),
+  )
+  records.write_cleanse(folder, content)
+  report.write(folder)
+  _print_table(screen, content)
+  progress.say(screen, f"report: {folder / records.REPORT}")
+
+
+def _curves(plans, proceed, screen):
+  """Trains by every plan, once for those who remove the same clients."""
+  done, curves = {}, []
   bar = rich_progress.track(
     plans, "training on", console=screen, disable=not screen.is_terminal,
     transient=True,
   )  # fmt: skip
   for plan, removed in bar:
     key = tuple(sorted(removed.tolist()))
-    if key not in seen:
-      seen[key] = go_on(removed, state.params, round_)
-    curve = seen[key]
-    values = getattr(curve, plan["way"])
+    if key not in done:
+      done[key] = proceed(removed)
+    curve = done[key]
+    values = curve.held_out if plan["way"] == "held_out" else curve.one_set
     curves.append(
-      {
+      records.Curve(
         **plan,
-        "removed": len(removed),
-        "rounds": curve.rounds,
-        "loss": values[:, 0],
-        "accuracy": values[:, 1],
-      }
+        removed=len(removed),
+        rounds=curve.rounds,
+        loss=values[:, 0],
+        accuracy=values[:, 1],
+      )
     )
-  content = {
-    "round": round_,
-    "estimator": of,
-    "validation_examples": len(half.validation),
-    "test_examples": len(half.test),
-    "curves": curves,
-  }
-  workdirs.write_json(folder / "cleanse.json", content)
-  report.write(folder)
-  _print_table(screen, content)
-  screen.print(f"report: {folder / 'report.html'}", highlight=False)
+  return curves
 
 
 def _plans(ways, fractions):
@@ -110,8 +122,8 @@ def _plans(ways, fractions):
 def _print_table(screen, content):
   """Prints the last point of every curve, random ones averaged."""
   table = rich_table.Table(
-    title=f"Trained on from round {content['round']} without some clients"
-    f" (by {content['estimator']})",
+    title=f"Trained on from round {content.round} without some clients"
+    f" (by {content.estimator})",
     title_justify="left",
   )
   for title in ("chosen and scored on", "removed", "fraction", "by", "loss",
@@ -119,11 +131,9 @@ def _print_table(screen, content):
     table.add_column(title)
   words = {"held_out": "two halves", "one_set": "one set (the paper's way)"}
   groups = {}
-  for curve in content["curves"]:
-    key = curve["way"], curve["end"], curve["fraction"], curve["score"]
-    groups.setdefault(key, []).append(
-      (curve["loss"][-1], curve["accuracy"][-1])
-    )
+  for curve in content.curves:
+    key = curve.way, curve.end, curve.fraction, curve.score
+    groups.setdefault(key, []).append((curve.loss[-1], curve.accuracy[-1]))
   for (way, end, fraction, score), values in groups.items():
     loss, accuracy = np.mean(values, axis=0)
     table.add_row(
@@ -135,6 +145,17 @@ def _print_table(screen, content):
       f"{accuracy:.4f}",
     )
   screen.print(table)
+
+
+def _check_estimator(of, recipe):
+  known = [name.strip() for name in recipe["estimators"].split(",")]
+  known = [name for name in known if name]
+  if recipe["exact"] != "none":
+    known.append("exact")
+  if of not in known:
+    raise ValueError(
+      f"--estimator={of}: the run has {', '.join(known) or 'none'}"
+    )
 
 
 def _fraction(text):

@@ -1,7 +1,8 @@
-"""Going on without some clients: what the model gains or loses."""
+"""Training on without some clients: what the model gains or loses."""
 
 from collections.abc import Callable
 import pathlib
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -9,13 +10,14 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from experiments import checkpoint
-from experiments import estimators as named
-from experiments import problem as problems
-from experiments import training
-from experiments import workdir as workdirs
+from experiments import recipes
 import fedinf_jax as fi
 from fedinf_jax import rng
+from fedinf_jax.running import checkpoint
+from fedinf_jax.running import files
+from fedinf_jax.running import records
+from fedinf_jax.running import task as tasks
+from fedinf_jax.running import workdir
 
 POINTS = 10  # Points of a curve.
 
@@ -28,69 +30,64 @@ class Halves(NamedTuple):
 
 
 class Curve(NamedTuple):
-  """How a training went on, on the whole test set and on its test half."""
+  """How a training continued, on the whole test set and on its test half."""
 
   rounds: list[int]
   one_set: np.ndarray  # [N, 2], loss and accuracy
   held_out: np.ndarray  # [N, 2]
 
 
-def load(folder: pathlib.Path, data_dir: str | None):
-  """Reads the recipe of a workdir and makes its problem again.
+def load(folder: pathlib.Path, data_dir: str | None) -> tasks.Task:
+  """Makes the task of a workdir again.
 
   Raises:
     ValueError: if the folder holds no run, or one of other data or versions.
   """
-  if not (folder / "config.json").exists():
+  there = read_about(folder)
+  config = ml_collections.ConfigDict(there["config"])
+  task = recipes.build(there["name"], config, data_dir)
+  workdir.claim(folder, tasks.about(task))
+  return task
+
+
+def read_about(folder: pathlib.Path) -> dict[str, Any]:
+  """Reads config.json of a workdir."""
+  if not (folder / records.CONFIG).exists():
     raise ValueError(
       f"--workdir={folder} holds no run; start experiments.run with it first"
     )
-  there = workdirs.read_json(folder / "config.json")
-  config = ml_collections.ConfigDict(there["config"])
-  problem = problems.build(config, data_dir)
-  workdirs.claim(folder, training.about(there["name"], config, problem))
-  return config, problem
+  return files.read_json(folder / records.CONFIG)
 
 
-def state_at(folder: pathlib.Path, config, problem, round_: int):
+def state_at(folder: pathlib.Path, task: tasks.Task, round_: int):
   """Restores the state that a run kept at a round."""
-  init, _ = fi.simulator(
-    problem.model,
-    problem.train,
-    problem.fed,
-    estimators=named.build(config.estimators),
-    exact=problems.exact_rows(
-      config.exact, problem.train.num_clients, config.seed
-    ),
-    seed=config.seed,
-  )
-  saved = checkpoint.checkpoints(folder / "checkpoints", {round_})
+  saved = checkpoint.Checkpoints(folder / records.CHECKPOINTS, keep={round_})
   there = saved.rounds()
   if round_ not in there:
     raise ValueError(
       f"{folder} has no checkpoint of round {round_}; it has"
       f" {', '.join(map(str, there)) or 'none'}"
     )
-  state, found = saved.restore(init, rounds=[round_])
+  state, found = saved.restore(tasks.simulator(task).init, rounds=[round_])
   saved.close()
   if found != round_:
     raise ValueError(f"{folder}: the checkpoint of round {round_} is damaged")
   return state
 
 
-def halves(problem: problems.Problem, seed: int) -> Halves:
+def halves(task: tasks.Task, seed: int) -> Halves:
   """Cuts the test set in two at random."""
-  order = np.random.default_rng([seed, 4]).permutation(len(problem.x))
+  order = np.random.default_rng([seed, 4]).permutation(len(task.x))
   middle = len(order) // 2
   return Halves(np.sort(order[:middle]), np.sort(order[middle:]))
 
 
-def scores(run: fi.Run, problem, rows, of: str) -> dict[str, np.ndarray]:
+def scores(run: fi.Run, task, rows, of: str) -> dict[str, np.ndarray]:
   """Returns FIL and −FIA of every client on some rows: higher is helpful.
 
   Clients that were not replayed have 0: nothing is known against them.
   """
-  x, y = problem.x[rows], problem.y[rows]
+  x, y = task.x[rows], task.y[rows]
   found = {}
   for name, metric, sign in (
     ("fil", fi.metrics.loss, 1),
@@ -98,26 +95,24 @@ def scores(run: fi.Run, problem, rows, of: str) -> dict[str, np.ndarray]:
   ):
     values = sign * np.asarray(run.influence(metric, x, y, of=of), float)
     if of == "exact":
-      everyone = np.zeros(problem.train.num_clients)
+      everyone = np.zeros(task.train.num_clients)
       everyone[run.exact_rows] = values
       values = everyone
     found[name] = np.nan_to_num(values, posinf=0, neginf=0)
   return found
 
 
-def trainer(
-  problem: problems.Problem, half: Halves, seed: int
-) -> Callable[..., Curve]:
-  """Builds the training that goes on without some clients.
+def trainer(task: tasks.Task, half: Halves, seed: int) -> Callable[..., Curve]:
+  """Builds the training that continues without some clients.
 
   Returns:
-    go_on(removed, params=None, round_=0) -> Curve. `removed` are positions;
+    proceed(removed, params=None, round_=0) -> Curve. `removed` are positions;
     from w_{round_} = `params` (None: the start) cohorts are drawn from those
     who remain. A client's place in a cohort depends on its own draw alone, so
     a round that would not have drawn a removed client is the same as before.
   """
-  model, train, fed = problem.model, problem.train, problem.fed
-  x, y = jnp.asarray(problem.x), jnp.asarray(problem.y)
+  model, train, fed = task.model, task.train, task.fed
+  x, y = jnp.asarray(task.x), jnp.asarray(task.y)
 
   @jax.jit
   def measure(params):
@@ -126,7 +121,7 @@ def trainer(
     each = jnp.stack([model.loss(outputs, y), right.astype(x.dtype)], axis=1)
     return each.mean(0), each[half.test].mean(0)
 
-  def go_on(removed, params=None, round_=0):
+  def proceed(removed, params=None, round_=0):
     left = np.setdiff1d(np.arange(train.num_clients), removed)
     if len(left) < fed.cohort_size:
       raise ValueError(
@@ -147,4 +142,4 @@ def trainer(
     whole, test = (np.array(a, float) for a in zip(*points, strict=True))
     return Curve([int(s) for s in stops], whole, test)
 
-  return go_on
+  return proceed

@@ -16,29 +16,44 @@ from fedinf_jax import influence
 from fedinf_jax import memory
 from fedinf_jax import packing
 from fedinf_jax import rng
+from fedinf_jax.running import planning
 
 SEED = 0
 ROUNDS = 3  # Of the training. Before the first, ε is zero.
-# An update is timed at least so often; while the seconds last, up to so often.
+# An update is timed at least REPEATS times; while the seconds last, more often.
 REPEATS, MOST_REPEATS, SECONDS = 2, 12, 0.06
 
 
 class Program(NamedTuple):
-  """A compiled program and what it was seen to take."""
+  """A compiled program and what it takes."""
 
   call: jax.stages.Compiled
-  took: dict  # peak_bytes, output_bytes; seconds of every call
+  peak_bytes: int
+  output_bytes: int
+  seconds: list[float]  # of every call; it grows
 
 
-def measure(points: list[cost_methods.Sizes], say):
-  """Times every program; returns them, an empty call, and the pace over time.
+class Measured(NamedTuple):
+  """What was measured."""
 
-  A round at every point before the next round at any: while other work slows
-  the machine down, it is not one point alone that suffers.
+  programs: dict[tuple, Program]  # by `key`
+  empty: float  # seconds of a call that does nothing
+  paces: list[float]  # seconds of one and the same product, over time
+
+
+def measure(points: list[cost_methods.Sizes], say) -> Measured:
+  """Times every program.
+
+  All points have their first round before any has its second: if other work
+  slows the machine down for a while, it does so at all points.
+
+  Args:
+    points: sizes.
+    say: is called with words about the progress.
   """
   points = list(dict.fromkeys(points))
   programs, paces = {}, []
-  standing = {sizes: _start(sizes) for sizes in points}  # w and states
+  states = {sizes: _start(sizes) for sizes in points}  # w, and those of methods
   zero, ones = jnp.float32(0), jnp.asarray(np.ones((512, 512), np.float32))
   product = _compile(jnp.matmul, ones, ones)
   empty = _least(_compile(jnp.negative, zero), 100, zero)
@@ -46,18 +61,19 @@ def measure(points: list[cost_methods.Sizes], say):
     for i, sizes in enumerate(points, start=1):
       say(f"round {t} of {ROUNDS}, point {i} of {len(points)}")
       paces.append(_least(product, 5, ones, ones))
-      standing[sizes] = _play(programs, sizes, t, *standing[sizes])
+      states[sizes] = _round(programs, sizes, t, *states[sizes])
   for program in programs.values():
-    del program.took["seconds"][0]  # The first call warms up.
-  return programs, empty, paces
+    del program.seconds[0]  # The first call warms up.
+  return Measured(programs, empty, paces)
 
 
-def key(side: str, name: str, sizes: cost_methods.Sizes) -> tuple:
-  """Names a program by all that it depends on, so that points share it."""
+def key(side: str, name: str | None, sizes: cost_methods.Sizes) -> tuple:
+  """Identifies a program by all that it depends on, so that points share it."""
   if side == "training":
-    return side, None, (("D", sizes.D), ("m", sizes.m), ("n", sizes.n))
-  symbols = getattr(cost_methods.METHODS[name], f"{side}_sees")
-  return side, name, tuple((s, getattr(sizes, s)) for s in symbols)
+    return side, None, (sizes.D, sizes.m, sizes.n)
+  method = cost_methods.METHODS[name]
+  seen = method.client_sizes if side == "client" else method.server_sizes
+  return side, name, seen(sizes)
 
 
 def _start(sizes):
@@ -70,8 +86,8 @@ def _start(sizes):
   return params, {name: build(name).init(params, sizes.K) for name in names}
 
 
-def _play(programs, sizes, t, params, states):
-  """Plays a round: training, then each method's reports and update."""
+def _round(programs, sizes, t, params, states):
+  """Runs a round: training, then each method's reports and update."""
 
   def program(side, name, function, *args, **options):
     wanted = key(side, name, sizes)
@@ -91,7 +107,7 @@ def _play(programs, sizes, t, params, states):
     clients.append(curvature.Client(iterates, *own))
     local.append(w)
   participants, *moves, params = _close(sizes, params, cohort, _stack(local))
-  new = {}
+  new_states = {}
   for name, state in states.items():
     estimator = cost_methods.METHODS[name].build(sizes)
     report = functools.partial(estimator.curvature.report, setup)
@@ -100,8 +116,8 @@ def _play(programs, sizes, t, params, states):
     inputs = participants._replace(report=reports), jnp.int32(t), *moves
     update = functools.partial(estimator.update, setup)
     server = program("server", name, update, state, *inputs, donate_argnums=0)
-    new[name] = _time_update(server, state, inputs)
-  return params, new
+    new_states[name] = _time_update(server, state, inputs)
+  return params, new_states
 
 
 def _setup(sizes):
@@ -142,7 +158,9 @@ def _close(sizes, params, cohort, local):
   new = fedavg.aggregate(local, counts)
   updates = jax.tree.map(lambda a, w: a - w[None], local, params)
   change = jax.tree.map(jnp.subtract, params, new)
-  participants = influence.Participants(None, shares, base, cohort)
+  participants = influence.Participants(
+    report=None, shares=shares, base=base, slots=cohort
+  )
   return participants, updates, change, new
 
 
@@ -153,17 +171,12 @@ def _stack(trees):
 
 def _compile(function, *args, **options):
   compiled = jax.jit(function, **options).lower(*args).compile()
-  needs = compiled.memory_analysis()
-  # The CPU's own peak leaves temporaries out. What is donated counts once.
-  peak = (
-    needs.argument_size_in_bytes
-    + needs.output_size_in_bytes
-    - needs.alias_size_in_bytes
-    + needs.temp_size_in_bytes
+  return Program(
+    call=compiled,
+    peak_bytes=planning.compiled_bytes(compiled),
+    output_bytes=memory.tree_bytes(compiled.out_info),
+    seconds=[],
   )
-  output = memory.tree_bytes(compiled.out_info)
-  took = {"peak_bytes": peak, "output_bytes": output, "seconds": []}
-  return Program(compiled, took)
 
 
 # One program for a whole state: eager copies compile for each shape.
@@ -172,9 +185,9 @@ _copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
 def _time_update(server, state, inputs):
   """Times a round's update, several times over; returns the new state."""
-  before = len(server.took["seconds"])
+  before = len(server.seconds)
   for repeat in range(MOST_REPEATS):
-    if repeat >= REPEATS and sum(server.took["seconds"][before:]) > SECONDS:
+    if repeat >= REPEATS and sum(server.seconds[before:]) > SECONDS:
       break
     # What is donated is used up: a copy stands in for it.
     new = _timed(server, _copy(state), *inputs)
@@ -184,12 +197,12 @@ def _time_update(server, state, inputs):
 def _least(program, calls, *args):
   for _ in range(calls):
     _timed(program, *args)
-  return min(program.took["seconds"][-calls:])
+  return min(program.seconds[-calls:])
 
 
 def _timed(program, *args):
   jax.block_until_ready(args)
   started = time.perf_counter()
   out = jax.block_until_ready(program.call(*args))
-  program.took["seconds"].append(time.perf_counter() - started)
+  program.seconds.append(time.perf_counter() - started)
   return out

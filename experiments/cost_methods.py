@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from experiments import estimators as named
 import fedinf_jax as fi
 from fedinf_jax import influence
 from fedinf_jax import propagation
 
 NUM_CLASSES = 5  # As LEAF's synthetic tasks have.
 MAX_NAIVE = 1300  # Parameters of a layer: beyond, p³ takes too long.
+PAPER, OURS = "both", "relu"  # Methods that the others are compared with.
 
 
 class Sizes(NamedTuple):
@@ -19,7 +19,7 @@ class Sizes(NamedTuple):
   B: int  # participants of a round
   D: int  # features
   m: int  # local steps
-  N_s: int  # gradients a step uploads
+  N_s: int  # gradients uploaded per step
   n: int  # examples of a client
 
   # p_j of kernel and bias; Σ_j of powers, as matrices are kept layer by layer.
@@ -41,99 +41,105 @@ SETTING1 = Sizes(K=1000, B=10, D=60, m=5, N_s=50, n=50)
 
 
 class Method(NamedTuple):
-  """A row of Table 1: formulas (server, client, upload) and their values."""
+  """A row of Table 1."""
 
+  title: str
   build: Callable[[Sizes], influence.Estimator]
-  paper: tuple[str, ...]
-  paper_values: Callable[[Sizes], tuple]  # K·B for K², Σ_j p_j² for p²
-  built: tuple[str, ...]  # operations of this code
-  built_values: Callable[[Sizes], tuple]
+  formulas: dict[str, str]  # the paper's: server, client, upload
+  paper: Callable[[Sizes], dict]  # their values; K·B for K², Σ_j p_j² for p²
+  operations: Callable[[Sizes], dict]  # of this code: server, client
   # Sizes that its programs depend on; along others they are the same.
-  server_sees: tuple[str, ...] = ("K", "B", "D")
-  client_sees: tuple[str, ...] = ("D", "m", "n")
-
-  def texts(self) -> dict:
-    """Returns source -> side -> formula."""
-    return {"paper": _by_side(self.paper), "built": _by_side(self.built)}
-
-  def values(self, sizes: Sizes) -> dict:
-    """Returns source -> side -> what the formula comes to."""
-    paper, built = self.paper_values(sizes), self.built_values(sizes)
-    return {"paper": _by_side(paper), "built": _by_side(built)}
+  server_sizes: Callable[[Sizes], tuple] = lambda s: (s.K, s.B, s.D)
+  client_sizes: Callable[[Sizes], tuple] = lambda s: (s.D, s.m, s.n)
 
 
-def _by_side(formulas):
-  # Uploads, in models, are as the paper has them.
-  return dict(zip(("server", "client", "upload"), formulas, strict=False))
+def _values(server, client, upload=0):
+  return {"server": server, "client": client, "upload": upload}
 
 
-def _estimator(name, **own):
-  """Builds an estimator that recipes name, with options of its own."""
-  (function, arguments), (guard, options) = named.SPECS[name]
-  curvature = getattr(fi, function)(**arguments, **own)
-  return fi.estimator(curvature, getattr(fi, guard)(**options))
+def _row_method(title, build, blocks, client):
+  """Returns a method whose participants upload gradients.
 
+  Args:
+    title: what it is.
+    build: makes the estimator.
+    blocks: in which the server treats the parameters; 1: all together.
+    client: Sizes → operations of a participant.
+  """
 
-def _rows(name, built, blocks, client):
-  """A method whose participants upload gradients."""
-
-  def built_values(s):
+  def server(s):
     rows, earlier = s.m * s.N_s, (s.m - 1) * s.N_s
     products = 4 * rows * s.p * s.K
     extra = 2 * earlier * (earlier * s.p + blocks * rows * s.K)
     # As `propagation.is_compact` says; otherwise the recursion, without them.
     if products + extra <= propagation.SKINNY * products:
       products += extra
-    return s.B * products, client(s)
+    return s.B * products
 
   return Method(
-    lambda s: _estimator(name, num_samples=s.N_s),
-    ("K² m N_s p", "0", "m N_s p"),
-    lambda s: (s.K * s.B * s.m * s.N_s * s.p, 0, s.m * s.N_s),
-    built,
-    built_values,
-    ("K", "B", "D", "m", "N_s"),
-    ("D", "m", "N_s", "n"),
+    title=title,
+    build=build,
+    formulas=_values("K² m N_s p", "0", "m N_s p"),
+    paper=lambda s: _values(s.K * s.B * s.m * s.N_s * s.p, 0, s.m * s.N_s),
+    operations=lambda s: _values(server(s), client(s)),
+    server_sizes=lambda s: (s.K, s.B, s.D, s.m, s.N_s),
+    client_sizes=lambda s: (s.D, s.m, s.N_s, s.n),
   )
+
+
+def _paper(sizes):
+  return fi.estimator(fi.fisher(num_samples=sizes.N_s), fi.lwet())
+
+
+def _ours(sizes):
+  curvature = fi.fisher(
+    num_samples=sizes.N_s, labels="sampled", layerwise=False, spectrum="relu"
+  )
+  return fi.estimator(curvature, fi.no_guard())
 
 
 METHODS = {
   "naive 1": Method(
-    lambda _: fi.estimator(fi.dense_hessian(upload="product"), fi.lwet()),
-    ("K² p²", "m(n p² + p³)", "p²"),
-    lambda s: (s.K * s.B * s.p2, s.m * (s.n * s.p2 + s.p3), s.p2 / s.p),
-    ("2 K B p²", "m(4 n p² + 2 p³)"),
-    lambda s: (2 * s.K * s.B * s.p2, s.m * (4 * s.n * s.p2 + 2 * s.p3)),
+    title="product of explicit Hessians",
+    build=lambda _: fi.estimator(fi.dense_hessian(upload="product"), fi.lwet()),
+    formulas=_values("K² p²", "m(n p² + p³)", "p²"),
+    paper=lambda s: _values(
+      s.K * s.B * s.p2, s.m * (s.n * s.p2 + s.p3), s.p2 / s.p
+    ),
+    operations=lambda s: _values(
+      2 * s.K * s.B * s.p2, s.m * (4 * s.n * s.p2 + 2 * s.p3)
+    ),
   ),
   "naive 2": Method(
-    lambda _: fi.estimator(fi.dense_hessian(upload="steps"), fi.lwet()),
-    ("K² m p²", "m n p²", "m p²"),
-    lambda s: (s.K * s.B * s.m * s.p2, s.m * s.n * s.p2, s.m * s.p2 / s.p),
-    ("2 K B m p²", "4 m n p²"),
-    lambda s: (2 * s.K * s.B * s.m * s.p2, 4 * s.m * s.n * s.p2),
-    ("K", "B", "D", "m"),
-  ),
-  "both": _rows(
-    "both",
-    ("B(4 K m N_s p + 2 (m−1) N_s² ((m−1) p + 2 m K))", "4 m N_s p"),
-    2,
-    lambda s: 4 * s.m * s.N_s * s.p,
-  ),
-  "relu": _rows(
-    "relu",
-    (
-      "B(4 K m N_s p + 2 (m−1) N_s² ((m−1) p + m K))",
-      "m(4 N_s p + 4 N_s² p + 9 N_s³)",
+    title="an explicit Hessian per step",
+    build=lambda _: fi.estimator(fi.dense_hessian(upload="steps"), fi.lwet()),
+    formulas=_values("K² m p²", "m n p²", "m p²"),
+    paper=lambda s: _values(
+      s.K * s.B * s.m * s.p2, s.m * s.n * s.p2, s.m * s.p2 / s.p
     ),
-    1,
-    lambda s: s.m * (4 * s.N_s * s.p * (1 + s.N_s) + 9 * s.N_s**3),
+    operations=lambda s: _values(
+      2 * s.K * s.B * s.m * s.p2, 4 * s.m * s.n * s.p2
+    ),
+    server_sizes=lambda s: (s.K, s.B, s.D, s.m),
+  ),
+  PAPER: _row_method(
+    "the paper's method",
+    _paper,
+    blocks=2,
+    client=lambda s: 4 * s.m * s.N_s * s.p,
+  ),
+  OURS: _row_method(
+    "ours",
+    _ours,
+    blocks=1,
+    client=lambda s: s.m * (4 * s.N_s * s.p * (1 + s.N_s) + 9 * s.N_s**3),
   ),
   "truncated": Method(
-    lambda _: _estimator("truncated"),
-    ("0", "0", "0"),
-    lambda s: (0, 0, 0),
-    ("2 K B p", "0"),
-    lambda s: (2 * s.K * s.B * s.p, 0),
+    title="no curvature at all",
+    build=lambda _: fi.estimator(fi.truncated(), fi.no_guard()),
+    formulas=_values("0", "0", "0"),
+    paper=lambda s: _values(0, 0),
+    operations=lambda s: _values(2 * s.K * s.B * s.p, 0),
   ),
 }
 
@@ -144,21 +150,57 @@ def methods_at(sizes: Sizes) -> list[str]:
   return [n for n in METHODS if not (large and n.startswith("naive"))]
 
 
-# By which factors a size grows while the others stay.
-SWEEPS = dict.fromkeys(("K", "B=K", "P", "m", "N_s"), (0.5, 1, 2, 4))
-SWEEPS["P"] += (8,)
+class Sweep(NamedTuple):
+  """One size grows while the others stay."""
+
+  title: str
+  size: Callable[[Sizes], int]  # the one that grows
+  grow: Callable[[Sizes, float], Sizes]  # base sizes, factor
+  factors: tuple[float, ...] = (0.5, 1, 2, 4)
+
+
+def _everybody(base, factor):
+  """All clients take part: B = K."""
+  count = _times(factor, base.K / 8)
+  # With so few gradients that the server's algorithm never changes.
+  return base._replace(
+    K=count, B=count, D=max(2, base.D // 2), N_s=max(1, base.N_s // 4)
+  )
+
+
+def _times(factor, size):
+  return max(2, round(factor * size))
+
+
+SWEEPS = {
+  "K": Sweep(
+    title="clients K",
+    size=lambda s: s.K,
+    grow=lambda s, f: s._replace(K=_times(f, s.K)),
+  ),
+  "B=K": Sweep(
+    title="clients K = B",
+    size=lambda s: s.K,
+    grow=_everybody,
+  ),
+  "P": Sweep(
+    title="parameters p",
+    size=lambda s: s.p,
+    grow=lambda s, f: s._replace(D=_times(f, s.D)),
+    factors=(0.5, 1, 2, 4, 8),
+  ),
+  "m": Sweep(
+    title="local steps m",
+    size=lambda s: s.m,
+    grow=lambda s, f: s._replace(m=_times(f, s.m)),
+  ),
+  "N_s": Sweep(
+    title="gradients N_s",
+    size=lambda s: s.N_s,
+    grow=lambda s, f: s._replace(N_s=_times(f, s.N_s)),
+  ),
+}
 FEW = (1, 2)  # The factors below half the scale, where compiling dominates.
-
-
-def grown(base: Sizes, axis: str, factor: float) -> Sizes:
-  """Returns the sizes with one of them grown."""
-  if axis == "B=K":
-    # With so few gradients that the server's algorithm never changes.
-    K, D, N_s = round(factor * base.K / 8), base.D // 2, base.N_s // 4
-    return base._replace(K=max(2, K), B=max(2, K), D=max(2, D), N_s=max(1, N_s))
-  symbol = "D" if axis == "P" else axis
-  size = max(1, round(factor * getattr(base, symbol)))
-  return base._replace(**{symbol: size})
 
 
 def scaled(scale: float) -> Sizes:
@@ -168,7 +210,7 @@ def scaled(scale: float) -> Sizes:
   shrink = lambda size, least: max(least, round(scale * size))
   base = Sizes(*map(shrink, BASE, LEAST))
   # The longest sweep of N_s must find its examples.
-  return base._replace(n=max(SWEEPS["N_s"]) * base.N_s)
+  return base._replace(n=max(SWEEPS["N_s"].factors) * base.N_s)
 
 
 def chosen(names: list[str], scale: float) -> list[str]:
@@ -182,12 +224,15 @@ def chosen(names: list[str], scale: float) -> list[str]:
   return list(dict.fromkeys(names)) or usual
 
 
-def points_of(base: Sizes, sweeps: list[str], scale: float):
+def points_of(
+  base: Sizes, sweeps: list[str], scale: float
+) -> list[tuple[str, Sizes]]:
   """Returns (axis, sizes) of everything to measure."""
   points = [("base", base)]
   if scale == 1:
     points.append(("setting 1", SETTING1))
   for name in sweeps:
-    factors = SWEEPS[name] if scale >= 0.5 else FEW
-    points += [(name, grown(base, name, factor)) for factor in factors]
+    sweep = SWEEPS[name]
+    factors = sweep.factors if scale >= 0.5 else FEW
+    points += [(name, sweep.grow(base, factor)) for factor in factors]
   return points

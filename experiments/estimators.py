@@ -1,60 +1,76 @@
 """The estimators that recipes name, and what each is made of."""
 
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
 import fedinf_jax as fi
 
-_OURS = {"labels": "sampled", "layerwise": False}
-_NO_GUARD = ("no_guard", {})
-_LWET = ("lwet", {})
 
-# name: (curvature, guard), each a function of fedinf_jax and its arguments.
+class Part(NamedTuple):
+  """A curvature or a guard: a function of fedinf_jax and its arguments."""
+
+  function: Callable
+  arguments: dict[str, Any]
+
+
+_OURS = {"labels": "sampled", "layerwise": False}
+_NO_GUARD = Part(fi.no_guard, {})
+_LWET = Part(fi.lwet, {})
+
+# name: (curvature, guard)
 SPECS = {
   # The four methods of the paper.
-  "basic": (("exact_hessian", {}), _NO_GUARD),
-  "only_lwet": (("layerwise_hessian", {}), _LWET),
-  "only_ha": (("fisher", {}), _NO_GUARD),
-  "both": (("fisher", {}), _LWET),
-  "both_fine": (("fisher", {}), ("lwet", {"per": "participant"})),
+  "basic": (Part(fi.exact_hessian, {}), _NO_GUARD),
+  "only_lwet": (Part(fi.layerwise_hessian, {}), _LWET),
+  "only_ha": (Part(fi.fisher, {}), _NO_GUARD),
+  "both": (Part(fi.fisher, {}), _LWET),
+  "both_fine": (Part(fi.fisher, {}), Part(fi.lwet, {"per": "participant"})),
   # Ours.
-  "sampled_lwet": (("fisher", {"labels": "sampled"}), _LWET),
-  "whole": (("fisher", _OURS), _NO_GUARD),
-  "clip": (("fisher", {**_OURS, "spectrum": "clip"}), _NO_GUARD),
-  "relu": (("fisher", {**_OURS, "spectrum": "relu"}), _NO_GUARD),
-  "exp": (("fisher", {**_OURS, "spectrum": "exp"}), _NO_GUARD),
-  "implicit": (("fisher", {**_OURS, "spectrum": "implicit"}), _NO_GUARD),
+  "sampled_lwet": (Part(fi.fisher, {"labels": "sampled"}), _LWET),
+  "whole": (Part(fi.fisher, _OURS), _NO_GUARD),
+  "clip": (Part(fi.fisher, {**_OURS, "spectrum": "clip"}), _NO_GUARD),
+  "relu": (Part(fi.fisher, {**_OURS, "spectrum": "relu"}), _NO_GUARD),
+  "exp": (Part(fi.fisher, {**_OURS, "spectrum": "exp"}), _NO_GUARD),
+  "implicit": (Part(fi.fisher, {**_OURS, "spectrum": "implicit"}), _NO_GUARD),
   "relu_rank10": (
-    ("fisher", {**_OURS, "rank": 10, "spectrum": "relu"}),
+    Part(fi.fisher, {**_OURS, "rank": 10, "spectrum": "relu"}),
     _NO_GUARD,
   ),
   "relu_observed": (
-    ("fisher", {"layerwise": False, "spectrum": "relu"}),
+    Part(fi.fisher, {"layerwise": False, "spectrum": "relu"}),
     _NO_GUARD,
   ),
-  "lowrank": (("lowrank_hessian", {"rank": 50, "per": "round"}), _NO_GUARD),
-  "lowrank_step": (("lowrank_hessian", {"rank": 50}), _NO_GUARD),
+  "lowrank": (
+    Part(fi.lowrank_hessian, {"rank": 50, "per": "round"}),
+    _NO_GUARD,
+  ),
+  "lowrank_step": (Part(fi.lowrank_hessian, {"rank": 50}), _NO_GUARD),
   "lowrank_relu": (
-    ("lowrank_hessian", {"rank": 50, "per": "round", "spectrum": "relu"}),
+    Part(fi.lowrank_hessian, {"rank": 50, "per": "round", "spectrum": "relu"}),
     _NO_GUARD,
   ),
-  "difference": (("exact_difference", {}), _NO_GUARD),
-  "truncated": (("truncated", {}), _NO_GUARD),
+  "difference": (Part(fi.exact_difference, {}), _NO_GUARD),
+  "truncated": (Part(fi.truncated, {}), _NO_GUARD),
 }
 
 
 def build(names: str) -> dict[str, fi.influence.Estimator]:
   """Builds estimators from a list such as "both,relu"; "" is none."""
-  names = [name.strip() for name in names.split(",") if name.strip()]
-  for name in names:
+  wanted = [name.strip() for name in names.split(",") if name.strip()]
+  for name in wanted:
     if name not in SPECS:
       raise ValueError(
         f"estimators: {name!r} is unknown; there are {', '.join(SPECS)}"
       )
-  make = lambda spec: getattr(fi, spec[0])(**spec[1])
-  return {name: fi.estimator(*map(make, SPECS[name])) for name in names}
+  make = lambda part: part.function(**part.arguments)
+  return {name: fi.estimator(*map(make, SPECS[name])) for name in wanted}
 
 
 def describe(name: str) -> str:
   """Returns what an estimator is made of, as one would write it."""
   return " + ".join(
-    f"{function}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
-    for function, arguments in SPECS[name]
+    f"{part.function.__name__}"
+    f"({', '.join(f'{k}={v!r}' for k, v in part.arguments.items())})"
+    for part in SPECS[name]
   )

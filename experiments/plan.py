@@ -11,7 +11,8 @@ from rich import console
 from rich import table
 
 from experiments import launch
-from experiments import planning
+from fedinf_jax.report import numbers
+from fedinf_jax.running import planning
 
 _MEMORY = flags.DEFINE_float("memory_gb", 80, "Of one device.")
 _TFLOPS = flags.DEFINE_float("tflops", 60, "Of one device, in float32.")
@@ -22,7 +23,7 @@ _PARAMS = flags.DEFINE_list(
 )
 _PARTICIPANTS = flags.DEFINE_integer("participants", 10, "Of a round, B.")
 _STEPS = flags.DEFINE_integer("steps", 2, "Local steps, m.")
-_SAMPLES = flags.DEFINE_integer("samples", 20, "Gradients a step, N_s.")
+_SAMPLES = flags.DEFINE_integer("samples", 20, "Gradients per step, N_s.")
 _EXAMPLES = flags.DEFINE_integer("examples", 100, "Of a participant.")
 _MOST = 2**20  # Devices to try.
 
@@ -30,27 +31,25 @@ _MOST = 2**20  # Devices to try.
 def main(argv):
   """Prints, for each size, the fewest devices that it fits."""
   del argv
-  screen = console.Console()
   shown = table.Table(
-    *("clients", "params", "devices", "each", "a round", "most of it")
+    *("clients", "params", "devices", "memory", "a round", "most of it")
   )
-  for clients in _numbers(_CLIENTS):
-    for params in _numbers(_PARAMS):
+  for clients in _integers(_CLIENTS):
+    for params in _integers(_PARAMS):
       size = sizes(clients, params)
       machine = fewest_devices(size)
-      if machine is None:
-        shown.add_row(_power(clients), _power(params), "none fits")
-        continue
-      found = planning.plan(size, machine)
-      shown.add_row(
-        _power(clients),
-        _power(params),
-        f"{machine.removals} × {machine.params}",
-        planning.amount(found.memory, "B"),
-        f"{found.seconds:.2g} s",
-        planning.bottleneck(size, machine),
-      )
-  screen.print(shown)
+      cells = ["none fits"]
+      if machine is not None:
+        found = planning.plan(size, machine)
+        cells = [
+          f"{machine.removals} × {machine.params}",
+          numbers.amount(found.memory, "B"),
+          numbers.duration(found.seconds),
+          planning.bottleneck(size, machine),
+        ]
+      labels = (numbers.scientific(count) for count in (clients, params))
+      shown.add_row(*labels, *cells)
+  console.Console().print(shown)
 
 
 def sizes(clients: int, params: int) -> planning.Sizes:
@@ -74,11 +73,11 @@ def fewest_devices(size: planning.Sizes) -> planning.Machine | None:
     along = 1
     while along <= min(devices, 64):
       machine = planning.Machine(
-        devices // along,
-        along,
-        1e12 * _TFLOPS.value,
-        1e9 * _LINK.value,
-        1e9 * _MEMORY.value,
+        removals=devices // along,
+        params=along,
+        flops=1e12 * _TFLOPS.value,
+        link=1e9 * _LINK.value,
+        memory=1e9 * _MEMORY.value,
       )
       if planning.plan(size, machine).memory <= machine.memory:
         return machine
@@ -87,15 +86,11 @@ def fewest_devices(size: planning.Sizes) -> planning.Machine | None:
   return None
 
 
-def _numbers(flag):
+def _integers(flag):
   try:
     return [int(float(text)) for text in flag.value]
   except ValueError as error:
     raise ValueError(f"--{flag.name}: {error}") from error
-
-
-def _power(number):
-  return f"{number:.0e}".replace("e+0", "e")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 r"""Trains a federated model and says which clients help and which hurt.
 
-python -m experiments.run [--config=experiments/configs/NAME.py]
-    [--workdir=DIR] [--data_dir=DIR_OR_NPZ] [--seeds=0,1,2]
-    [--config.fed.rounds=50 ...]
+python -m experiments.run [--config=NAME_OR_FILE] [--workdir=DIR]
+    [--data_dir=DIR_OR_NPZ] [--seeds=0,1,2] [--config.fed.rounds=50 ...]
 
-Writes everything, report.html included, to the workdir (runs/NAME unless told
-otherwise). Started again on the same workdir it goes on where it stopped.
+Writes everything, report.html included, to the workdir (runs/NAME by default).
+Started again on the same workdir it resumes where it stopped.
 """
 
 import pathlib
@@ -13,22 +12,27 @@ import time
 
 from absl import flags
 import jax
-import numpy as np
 from rich import console as rich_console
 from rich import table as rich_table
 
 from experiments import bench_measure
 from experiments import devices
-from experiments import estimators as named
-from experiments import finishing
 from experiments import launch
-from experiments import planning
-from experiments import problem as problems
-from experiments import processes
-from experiments import report
-from experiments import training
-from experiments import workdir as workdirs
-import fedinf_jax as fi
+from experiments import recipes
+from experiments import seeds
+from fedinf_jax import report
+from fedinf_jax.report import numbers
+from fedinf_jax.report import screen as tables
+from fedinf_jax.report import verdict as verdicts
+from fedinf_jax.running import files
+from fedinf_jax.running import finishing
+from fedinf_jax.running import loop
+from fedinf_jax.running import planning
+from fedinf_jax.running import processes
+from fedinf_jax.running import progress
+from fedinf_jax.running import records
+from fedinf_jax.running import task as tasks
+from fedinf_jax.running import workdir
 
 _CONFIG = launch.define_config("quickstart")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where to; runs/NAME if none.")
@@ -45,187 +49,108 @@ _PLAN = flags.DEFINE_boolean(
   "plan", False, "Print what the run needs on each device, and end. The mesh"
   " may have more devices than there are here.",
 )  # fmt: skip
-EXTREMES = 5  # Clients to name on the screen, at each end.
+launch.define_processes()
 
 
 def main(argv):
-  """Runs the recipe, once or for several seeds."""
+  """Runs the recipe, once or with several seeds."""
   del argv
   name = launch.config_name()
   folder = pathlib.Path(_WORKDIR.value or f"runs/{name}")
-  config = problems.scaled(_CONFIG.value)
+  config = recipes.scaled(_CONFIG.value)
+  recipes.check(config)
   if _PLAN.value:
-    show_plan(config, rich_console.Console())
+    show_plan(name, config, rich_console.Console())
     return
-  processes.join()
+  wanted = seeds.parse(_SEEDS.value)
+  folders = {seed: folder / f"seed_{seed}" for seed in wanted} or {
+    config.seed: folder
+  }
+  for place in folders.values():
+    workdir.check(place)
+  launch.join()
   screen = rich_console.Console(quiet=not processes.is_first())
-  if not _SEEDS.value:
-    run(name, config, folder, screen)
-    return
-  summaries = []
-  for seed in _SEEDS.value:
-    if not seed.isdecimal():
-      raise ValueError(f"--seeds: {seed!r} is not a non-negative integer")
-    config.seed = int(seed)
-    summaries.append(run(name, config, folder / f"seed_{seed}", screen))
-  if not processes.is_first():
-    return
-  spread = over_seeds(summaries)
-  workdirs.write_json(folder / "seeds.json", spread)
-  _print_spread(screen, spread)
+  for seed, place in folders.items():
+    config.seed = seed
+    run(recipes.build(name, config, _DATA_DIR.value), place, screen)
+  if wanted and processes.is_first():
+    summaries = [workdir.read(place).summary for place in folders.values()]
+    spread = seeds.spread(summaries)
+    files.write_json(folder / "seeds.json", spread)
+    screen.print(seeds.table(spread))
 
 
-def run(name, config, folder, screen):
-  """Runs one recipe with one seed; returns its summary, on process 0."""
-  trained = training.train(
-    name,
-    config,
-    folder,
-    _DATA_DIR.value,
-    screen,
-    save_rounds=_SAVE_ROUNDS.value,
-    save_minutes=_SAVE_MINUTES.value,
-  )
-  if not processes.is_first():
-    return None
-  started = time.perf_counter()
-  summary = finishing.finish(name, config, folder, trained)
-  report.write(folder)
-  line = {"stage": "report", "round": config.fed.rounds, "rounds": 0}
-  line["seconds"] = round(time.perf_counter() - started, 4)
-  workdirs.append_json(folder / "timing.jsonl", line)
-  _print_verdict(screen, folder, summary, trained)
-  return summary
-
-
-def show_plan(config, screen):
-  """Prints what each device would need and do."""
-  problem = problems.build(config, _DATA_DIR.value)
-  train = problem.train
-  estimators = named.build(config.estimators)
-  exact = problems.exact_rows(config.exact, train.num_clients, config.seed)
-  replayed = train.num_clients if exact is True else len(exact or ())
-  drawn = training.selected(problem, config.seed) > 0
-  sizes = planning.sizes_of(problem, estimators, replayed, drawn)
-  flops = 1e9 * bench_measure.gemm_peak()
-  machine = planning.Machine(*devices.shape(config.mesh), flops)
-  compiled = None
-  if machine.devices <= jax.device_count():
-    _, step = fi.simulator(
-      problem.model,
-      train,
-      problem.fed,
-      estimators=estimators,
-      exact=exact,
-      seed=config.seed,
-      mesh=devices.mesh(config.mesh),
+def run(task: tasks.Task, folder: pathlib.Path, screen):
+  """Runs a task, unless it is finished, and prints its verdict."""
+  if loop.is_finished(task, folder):
+    progress.say(screen, f"{folder}: this run is finished")
+  else:
+    saving = loop.Saving(rounds=_SAVE_ROUNDS.value, minutes=_SAVE_MINUTES.value)
+    trained = loop.train(task, folder, screen, saving)
+    if not processes.is_first():
+      return
+    started = time.perf_counter()
+    finishing.finish(task, folder, trained)
+    report.write(folder)
+    records.append_timing(
+      folder,
+      records.Timing(
+        stage="report",
+        round=task.fed.rounds,
+        rounds=0,
+        seconds=time.perf_counter() - started,
+      ),
     )
-    compiled = planning.compiled_bytes(step)
-  screen.print(training.describe(launch.config_name(), problem))
-  screen.print(planning.table(sizes, machine, problem.fed.rounds, compiled))
+  if processes.is_first():
+    print_verdict(folder, screen)
 
 
-def over_seeds(summaries: list[dict]) -> dict:
-  """Returns mean and spread of the numbers of several runs."""
-
-  def spread(values):
-    if any(v is None for v in values):
-      return {"values": values}
-    return {
-      "mean": float(np.mean(values)),
-      "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
-      "min": min(values),
-      "max": max(values),
-      "values": values,
-    }
-
-  def gather(pick):
-    return spread([pick(s) for s in summaries])
-
-  first = summaries[0]
-  keys = ("fil_pearson", "fil_spearman", "fia_pearson", "fip_relative_error")
-  keys += ("truncated_fraction",)
-  return {
-    "name": first["name"],
-    "source": first["source"],
-    "seeds": [s["seed"] for s in summaries],
-    "loss": gather(lambda s: s["loss"]),
-    "accuracy": gather(lambda s: s["accuracy"]),
-    "estimators": {
-      name: {
-        **{k: gather(lambda s, k=k, name=name: s["estimators"][name][k])
-           for k in keys},
-        "last_quarter_fil_pearson": gather(
-          lambda s, name=name: s["estimators"][name]["last_quarter"][
-            "fil_pearson"
-          ]
-        ),
-      }
-      for name in first["estimators"]
-    },
-  }  # fmt: skip
-
-
-def _print_verdict(screen, folder, summary, trained):
+def print_verdict(folder: pathlib.Path, screen):
   """Names the clients that matter and says how far to trust it."""
-  fil = trained.evaluation.fil
-  of = next(iter(fil), None)
-  screen.print(
+  contents = workdir.read(folder)
+  summary = contents.summary
+  lines = [
     f"after {summary['rounds']} rounds: test loss {summary['loss']:.4f},"
     f" accuracy {summary['accuracy']:.4f}",
-    highlight=False,
+    *verdicts.sentences(contents, verdicts.verdict(contents)),
+  ]
+  for line in lines:
+    progress.say(screen, line)
+  if summary["estimators"]:
+    screen.print(_table(summary["estimators"]))
+  progress.say(screen, f"report: {folder / records.REPORT}")
+
+
+def show_plan(name, config, screen):
+  """Prints what each device would need and do."""
+  shape = devices.shape(config.mesh)
+  fits = shape[0] * shape[1] <= jax.device_count()
+  if not fits:
+    config.mesh = "none"  # There is no such mesh here to make a task for.
+  task = recipes.build(name, config, _DATA_DIR.value)
+  clients = task.train.num_clients
+  replayed = clients if task.exact is True else len(task.exact or ())
+  sizes = planning.sizes_of(
+    task, task.estimators, replayed, tasks.selected(task) > 0
   )
-  if of is not None:
-    order = fi.valuation.ranking(np.nan_to_num(fil[of]))
-    ids = trained.problem.train.ids
-    for sign, verb, move in ((1, "help", "rise"), (-1, "hurt", "fall")):
-      clients = order[::sign][:EXTREMES]
-      words = f"{verb} most; without them the test loss would {move} by"
-      named_ = [
-        f"{ids[k]} ({sign * fil[of][k]:.2e})"
-        for k in clients
-        if sign * fil[of][k] > 0
-      ]
-      if named_:
-        screen.print(f"{words}: {', '.join(named_)}", highlight=False)
-    screen.print(f"(FIL {of}: loss without − loss with)", highlight=False)
-  table = rich_table.Table()
-  for title in ("estimator", "upload", "Pearson", "Spearman", "FIP error",
-                "truncated", "growth"):  # fmt: skip
-    table.add_column(title, justify="left" if title == "estimator" else "right")
-  for name, e in summary["estimators"].items():
+  machine = planning.Machine(*shape, 1e9 * bench_measure.gemm_peak())
+  compiled = None
+  if fits:
+    compiled = planning.compiled_bytes(tasks.simulator(task).step)
+  progress.say(screen, tasks.describe(task))
+  screen.print(tables.plan_table(sizes, machine, task.fed.rounds, compiled))
+
+
+def _table(estimators):
+  """Returns what the verdict leaves out of summary.json's estimators."""
+  table = rich_table.Table("estimator", "upload per participant", "FIP error")
+  for name, e in estimators.items():
     table.add_row(
       name,
       f"{e['upload_models']:.0f} models" + (" each way" if e["asked"] else ""),
-      *(_short(e[k]) for k in ("fil_pearson", "fil_spearman")),
-      _short(e["fip_relative_error"]),
-      f"{e['truncated_fraction']:.0%}",
-      _short(e["largest_growth"]),
+      numbers.digits(e["fip_relative_error"], 3),
     )
-  if summary["estimators"]:
-    screen.print(table)
-  screen.print(f"report: {folder / 'report.html'}", highlight=False)
-
-
-def _print_spread(screen, spread):
-  table = rich_table.Table(title=f"seeds {spread['seeds']}")
-  for title in ("estimator", "Pearson", "last quarter", "Spearman"):
-    table.add_column(title)
-  show = lambda s: (
-    f"{s['mean']:.4f} ± {s['std'] or 0:.4f}" if "mean" in s else "–"
-  )
-  for name, e in spread["estimators"].items():
-    table.add_row(
-      name,
-      show(e["fil_pearson"]),
-      show(e["last_quarter_fil_pearson"]),
-      show(e["fil_spearman"]),
-    )
-  screen.print(table)
-
-
-def _short(value):
-  return "–" if value is None else f"{value:.4g}"
+  return table
 
 
 if __name__ == "__main__":

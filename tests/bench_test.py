@@ -3,9 +3,12 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
 from experiments import bench_workloads
+from experiments.configs import setting3
+import fedinf_jax as fi
 from tests import binaries
 
 FIELDS = {
@@ -48,27 +51,22 @@ def test_two_workloads_in_processes_of_their_own(tmp_path):
   assert set(found["exponents"]) >= EXPONENTS
 
 
-@pytest.mark.parametrize(
-  ("flag", "message"),
-  [
-    ("--workloads=setting9", "'setting9' is unknown; there are setting1, "),
-    ("--scale=2", "--scale must be above 0 and at most 1"),
-  ],
-)
-def test_a_wrong_flag_is_one_line(flag, message):
-  done = binaries.start("bench", flag)
+def test_a_wrong_flag_is_one_line():
+  done = binaries.start("bench", "--workloads=setting9")
   assert done.returncode == 2
+  message = "--workloads: 'setting9' is unknown; there are setting1, "
   assert message in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_operations_are_those_of_direct_convolutions():
-  workload = bench_workloads.WORKLOADS["setting3"]
-  config, task = bench_workloads._task(workload, 0.01)
+  config = setting3.get_config()
+  images = np.zeros((8, 28, 28, 1), np.float32)
+  data = fi.data.partition.iid(
+    images, np.zeros(8, np.int32), num_clients=2, seed=0, num_classes=62
+  )
   # 28² · 25 · 8, 14² · 25 · 8 · 16, 784 · 64 and 64 · 62 products.
   first, rest = 156_800, 627_200 + 50_176 + 3_968
   expected = 2 * (2 * first + 3 * rest)
-  assert bench_workloads._operations(config, task.train) == expected
+  assert bench_workloads._operations(config, data) == expected
   config.model.kind = "logreg"
-  features = task.train.x.shape[1]
-  count = bench_workloads._operations(config, task.train)
-  assert count == 4 * features * 62
+  assert bench_workloads._operations(config, data) == 4 * 28 * 62

@@ -32,12 +32,17 @@ def start(binary, *arguments, prefix=()):
   )
 
 
-def files(folder):
-  """Returns the bytes of every file that must not depend on the clock."""
+def files(folder, *, clock=False):
+  """Returns the bytes of every file but those of checkpoints.
+
+  Args:
+    folder: a workdir.
+    clock: also of timing.jsonl, which depends on the clock.
+  """
   return {
     str(path.relative_to(folder)): path.read_bytes()
     for path in sorted(folder.rglob("*"))
     if path.is_file()
-    and path.name != "timing.jsonl"
+    and (clock or path.name != "timing.jsonl")
     and "checkpoints" not in path.parts
   }

@@ -6,17 +6,16 @@ import pytest
 
 from experiments import devices
 from experiments import estimators as named
-from experiments import planning
-from experiments import problem as problems
-from experiments import training
 import fedinf_jax as fi
 from fedinf_jax import sharding
+from fedinf_jax.running import planning
+from fedinf_jax.running import task as tasks
 from tests import binaries
 
 CLIENTS, FEATURES, CLASSES = 800, 1000, 10
 
 
-def make_problem():
+def make_task(names, *, exact):
   draw = np.random.default_rng(0)
   data = fi.data.partition.iid(
     draw.standard_normal((20 * CLIENTS, FEATURES), np.float32),
@@ -25,10 +24,15 @@ def make_problem():
     seed=0,
     num_classes=CLASSES,
   )
-  fed = fi.FedAvg(rounds=6, cohort_size=8, local_steps=2, learning_rate=0.01)
-  model = fi.models.logreg(FEATURES, CLASSES)
-  return problems.Problem(
-    data, data.x[:9], data.y[:9], model, fed, "noise", True, ()
+  return tasks.Task(
+    name="noise",
+    model=fi.models.logreg(FEATURES, CLASSES),
+    train=data,
+    x=data.x[:9],
+    y=data.y[:9],
+    fed=fi.FedAvg(rounds=6, cohort_size=8, local_steps=2, learning_rate=0.01),
+    estimators=named.build(names),
+    exact=exact,
   )
 
 
@@ -40,29 +44,23 @@ def make_problem():
   ],
 )
 def test_memory_falls_as_planned(enable_x32, names, exact, shapes):
-  problem, estimators = make_problem(), named.build(names)
-  drawn = training.selected(problem, 0) > 0
-  sizes = planning.sizes_of(problem, estimators, CLIENTS if exact else 0, drawn)
+  task = make_task(names, exact=exact)
+  drawn = tasks.selected(task) > 0
+  replayed = CLIENTS if exact else 0
+  sizes = planning.sizes_of(task, task.estimators, replayed, drawn)
   before = np.inf
   for shape in shapes:
     count = np.prod(shape)
     mesh = sharding.grid(jax.devices()[:count], shape[1]) if count > 1 else None
-    _, step = fi.simulator(
-      problem.model,
-      problem.train,
-      problem.fed,
-      exact=exact,
-      estimators=estimators,
-      mesh=mesh,
-    )
-    compiled = planning.compiled_bytes(step)
+    step = tasks.simulator(task._replace(mesh=mesh)).step
+    compiled = planning.compiled_bytes(step.program().compile())
     planned = planning.plan(sizes, planning.Machine(*shape, 1e11)).memory
     assert 0.8 < planned / compiled < 1.2, (shape, planned, compiled)
     assert compiled < before
     before = compiled
 
 
-def test_operations_are_shared_out():
+def test_operations_are_distributed():
   sizes = planning.Sizes(
     clients=1000,
     params=10_000,
@@ -101,7 +99,7 @@ def test_devices_of_a_recipe(wanted, shape):
 
 
 @pytest.mark.parametrize("wanted", ["all", "0", "2x2x2", "-1", "9", "8x2"])
-def test_devices_that_there_are_not(wanted):
+def test_devices_that_do_not_exist(wanted):
   with pytest.raises(ValueError, match="mesh is"):
     devices.mesh(wanted)
 

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from fedinf_jax.running import processes
 from tests import binaries
 
 ROUNDS = 40
@@ -23,7 +24,7 @@ ARGUMENTS = (
 )
 
 
-def begin(workdir, processes=2, slurm=False):
+def begin(workdir, count=2, slurm=False):
   """Starts processes with two devices each; or one with one."""
   with socket.socket() as free:
     free.bind(("localhost", 0))
@@ -31,16 +32,16 @@ def begin(workdir, processes=2, slurm=False):
 
   def start(i):
     arguments, env = [*ARGUMENTS, f"--workdir={workdir}"], {}
-    if processes > 1:
+    if count > 1:
       env = {"JAX_NUM_CPU_DEVICES": "2"}
     if slurm:  # As srun would: JAX finds everything out by itself.
       arguments += ["--distributed"]
       env |= {"SLURM_JOB_ID": str(port), "SLURM_STEP_NODELIST": "localhost"}
-      env |= {"SLURM_NTASKS": str(processes), "SLURM_PROCID": str(i)}
+      env |= {"SLURM_NTASKS": str(count), "SLURM_PROCID": str(i)}
       env |= {"SLURM_LOCALID": str(i)}
-    elif processes > 1:
+    elif count > 1:
       arguments += [f"--coordinator=localhost:{port}"]
-      arguments += [f"--num_processes={processes}", f"--process_id={i}"]
+      arguments += [f"--num_processes={count}", f"--process_id={i}"]
     return subprocess.Popen(
       binaries.command("run", *arguments),
       cwd=binaries.ROOT,
@@ -50,15 +51,15 @@ def begin(workdir, processes=2, slurm=False):
       text=True,
     )
 
-  return [start(i) for i in range(processes)]
+  return [start(i) for i in range(count)]
 
 
 def finish(started):
-  said = [process.communicate(timeout=300) for process in started]
-  for process, (_, error) in zip(started, said, strict=True):
+  printed = [process.communicate(timeout=300) for process in started]
+  for process, (_, error) in zip(started, printed, strict=True):
     assert process.returncode == 0, error
     assert error == ""
-  return said
+  return printed
 
 
 def influence(workdir):
@@ -75,27 +76,19 @@ def assert_same_influence(workdir, other):
   np.testing.assert_allclose(values, other_values, rtol=0, atol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-  """The same run by one process and by two."""
-  folder = tmp_path_factory.mktemp("runs")
-  finish(begin(folder / "one", processes=1))
-  said = finish(begin(folder / "two"))
-  return folder, said
-
-
-def test_two_processes_say_what_one_says(runs):
-  folder, ((first, _), (second, _)) = runs
-  assert_same_influence(folder / "two", folder / "one")
+def test_two_processes_find_what_one_finds(tmp_path):
+  one, two = tmp_path / "one", tmp_path / "two"
+  finish(begin(one, count=1))
+  (first, _), (second, _) = finish(begin(two))
+  assert_same_influence(two, one)
   assert "4 cpu device(s)" in first
   assert first.rstrip().endswith("report.html")
-  assert second == ""  # Only the first one speaks.
-  names = lambda workdir: sorted(binaries.files(workdir))
-  assert names(folder / "two") == names(folder / "one")
+  assert second == ""  # Only the first one prints.
+  assert sorted(binaries.files(two)) == sorted(binaries.files(one))
 
 
 def kill(started, victim, workdir, after):
-  """Kills a process after a checkpoint; returns what the other one says."""
+  """Kills a process after a checkpoint; returns the error of the other one."""
   saved = workdir / "checkpoints"
   reached = lambda: any(
     int(p.name) >= after for p in saved.glob("*") if p.name.isdecimal()
@@ -112,50 +105,58 @@ def kill(started, victim, workdir, after):
   return error
 
 
-@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
-def test_killed_it_ends_with_one_line_and_resumes(runs, victim):
-  folder = runs[0]
-  workdir = folder / f"killed{victim}"
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed_it_ends_with_one_line_and_resumes(tmp_path, victim):
+  workdir = tmp_path / "killed"
   error = kill(begin(workdir), victim, workdir, after=15)
-  assert error.startswith("error: this process cannot go on (")
+  assert error.startswith("error: this process cannot continue (")
   assert error.endswith("they resume from the last checkpoint\n")
   assert error.count("\n") == 1
-  from_two = folder / f"from_two{victim}"
+  from_two = tmp_path / "from_two"
   shutil.copytree(workdir, from_two)
   # The same command again: the same bytes.
-  (said, _), _ = finish(begin(workdir))
-  assert "resuming after round" in said
-  assert binaries.files(workdir) == binaries.files(folder / "two")
+  (printed, _), _ = finish(begin(workdir))
+  assert "resuming after round" in printed
+  finish(begin(tmp_path / "two"))
+  assert binaries.files(workdir) == binaries.files(tmp_path / "two")
   # A checkpoint from two processes on one.
-  ((said, _),) = finish(begin(from_two, processes=1))
-  assert "resuming after round" in said
-  assert_same_influence(from_two, folder / "one")
+  ((printed, _),) = finish(begin(from_two, count=1))
+  assert "resuming after round" in printed
+  assert_same_influence(from_two, workdir)
 
 
-def test_a_checkpoint_of_one_process_goes_on_with_two_of_slurm(runs):
-  folder, _ = runs
-  workdir = folder / "from_one"
-  shutil.copytree(folder / "one", workdir)
+@pytest.mark.slow
+def test_a_checkpoint_of_one_process_resumes_on_two_of_slurm(tmp_path):
+  one, workdir = tmp_path / "one", tmp_path / "from_one"
+  finish(begin(one, count=1))
+  shutil.copytree(one, workdir)
+  (workdir / "summary.json").unlink()  # It is not finished.
   for path in (workdir / "checkpoints").glob("*"):
     if path.name != "10":  # The one that is kept for cleansing.
       shutil.rmtree(path) if path.is_dir() else path.unlink()
-  (said, _), _ = finish(begin(workdir, slurm=True))
-  assert "resuming after round 10" in said
-  assert_same_influence(workdir, folder / "two")
+  (printed, _), _ = finish(begin(workdir, slurm=True))
+  assert "resuming after round 10" in printed
+  assert_same_influence(workdir, one)
 
 
-def test_flags_that_do_not_go_together():
-  done = binaries.start("run", "--num_processes=2")
-  assert done.returncode == 2
-  assert done.stderr.startswith("error: --coordinator, --num_processes and")
+def test_flags_that_go_together():
+  with pytest.raises(ValueError, match="--coordinator, --num_processes and"):
+    processes.join(
+      coordinator=None,
+      num_processes=2,
+      process_id=None,
+      heartbeat_seconds=30,
+      distributed=False,
+    )
 
 
 def test_an_abort_of_jaxs_runtime_is_one_line():
   # From a thread that is not Python's, while the main one waits within C.
   script = """
 import ctypes, threading, time
-from experiments import processes
-processes._last_words()
+from fedinf_jax.running import processes
+processes.end_aborts_with_one_line()
 ctypes.CDLL(None).perror(b"pages of it")
 threading.Thread(target=ctypes.CDLL(None).abort).start()
 time.sleep(60)
@@ -171,5 +172,5 @@ time.sleep(60)
   )
   assert done.returncode == 1
   assert done.stdout == ""
-  assert done.stderr.startswith("error: this process cannot go on (JAX's")
+  assert done.stderr.startswith("error: this process cannot continue (JAX's")
   assert done.stderr.count("\n") == 1

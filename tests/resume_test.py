@@ -1,4 +1,4 @@
-"""Killed, interrupted or out of space: a run goes on and ends the same."""
+"""Killed, interrupted or out of space: a run resumes and ends the same."""
 
 import os
 import random
@@ -10,7 +10,7 @@ import pytest
 
 from tests import binaries
 
-KILLS = int(os.environ.get("FEDINF_KILLS", "2"))
+KILLS = int(os.environ.get("FEDINF_KILLS", "4"))
 ARGUMENTS = (
   *binaries.SMALL,
   "--config.fed.rounds=400",  # Scaled down to 40.
@@ -19,13 +19,17 @@ ARGUMENTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-  """The files of an uninterrupted run."""
-  folder = tmp_path_factory.mktemp("whole")
-  done = binaries.start("run", *ARGUMENTS, f"--workdir={folder / 'w'}")
+def whole(folder):
+  """Returns the files of an uninterrupted run."""
+  finish(folder)
+  return binaries.files(folder)
+
+
+def finish(folder):
+  """Runs to the end; returns what is printed as an error."""
+  done = binaries.start("run", *ARGUMENTS, f"--workdir={folder}")
   assert done.returncode == 0, done.stderr
-  return binaries.files(folder / "w")
+  return done.stderr
 
 
 def begin(folder):
@@ -48,10 +52,37 @@ def wait_for_progress(process, folder, lines):
     time.sleep(0.005)
 
 
-def test_killed_at_random_and_resumed_it_ends_with_the_same_bytes(
-  whole, tmp_path
-):
-  files = whole
+def test_killed_interrupted_and_damaged_it_ends_with_the_same_bytes(tmp_path):
+  folder = tmp_path / "w"
+  process = begin(folder)
+  wait_for_progress(process, folder, 12)
+  process.kill()
+  process.communicate()
+  assert not (folder / "summary.json").exists()
+
+  process = begin(folder)
+  wait_for_progress(process, folder, 3)
+  process.send_signal(signal.SIGINT)
+  printed, error = process.communicate(timeout=120)
+  assert process.returncode == 130, (printed, error)
+  assert "\nresuming after round " in printed
+  assert error.startswith("stopped after round ")
+  assert error.endswith("the same command resumes from there\n")
+  stopped = int(error.split()[3])
+  assert (folder / "checkpoints" / str(stopped)).exists()
+
+  # A checkpoint that the disk has damaged is passed over, with a warning.
+  spoil(folder / "checkpoints" / str(stopped))
+  error = finish(folder)
+  assert error.startswith(
+    f"warning: the checkpoint of round {stopped} is damaged"
+  )
+  assert binaries.files(folder) == whole(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_killed_at_random_it_ends_with_the_same_bytes(tmp_path):
+  files = whole(tmp_path / "whole")
   folder, draw = tmp_path / "w", random.Random(0)
   killed = 0
   while killed < KILLS:
@@ -66,35 +97,12 @@ def test_killed_at_random_and_resumed_it_ends_with_the_same_bytes(
       folder = tmp_path / f"w{killed}"
       continue
     killed += 1
-  done = binaries.start("run", *ARGUMENTS, f"--workdir={folder}")
-  assert done.returncode == 0, done.stderr
+  finish(folder)
   assert binaries.files(folder) == files
 
 
-def test_ctrl_c_saves_and_ends_cleanly(whole, tmp_path):
-  files = whole
-  folder = tmp_path / "w"
-  process = begin(folder)
-  wait_for_progress(process, folder, 5)
-  process.send_signal(signal.SIGINT)
-  printed, error = process.communicate(timeout=120)
-  assert process.returncode == 130, (printed, error)
-  assert error.startswith("stopped after round ")
-  assert error.endswith("the same command goes on from there\n")
-  stopped = int(error.split()[3])
-  assert (folder / "checkpoints" / str(stopped)).exists()
-  # A checkpoint that the disk has damaged is passed over, and this is said.
-  spoil(folder / "checkpoints" / str(stopped))
-  done = binaries.start("run", *ARGUMENTS, f"--workdir={folder}")
-  assert done.returncode == 0, done.stderr
-  assert done.stderr.startswith(
-    f"warning: the checkpoint of round {stopped} is damaged"
-  )
-  assert binaries.files(folder) == files
-
-
-def test_out_of_space_is_one_line_and_the_run_goes_on_later(whole, tmp_path):
-  files = whole
+@pytest.mark.slow
+def test_out_of_space_is_one_line_and_the_run_resumes_later(tmp_path):
   folder = tmp_path / "w"
   # Files of at most 8 kB (16 blocks): a checkpoint's are larger. The shell sets
   # the limit: preexec_fn would fork a process in which JAX's threads run.
@@ -107,9 +115,8 @@ def test_out_of_space_is_one_line_and_the_run_goes_on_later(whole, tmp_path):
   assert done.returncode == 2, done.stderr
   assert done.stderr.count("\n") == 1
   assert done.stderr.startswith("error: ")
-  done = binaries.start("run", *ARGUMENTS, f"--workdir={folder}")
-  assert done.returncode == 0, done.stderr
-  assert binaries.files(folder) == files
+  finish(folder)
+  assert binaries.files(folder) == whole(tmp_path / "whole")
 
 
 def spoil(folder):

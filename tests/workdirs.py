@@ -1,10 +1,11 @@
 """Writes a workdir like one of experiments.run, without training anything."""
 
 import collections
-import csv
-import json
 
 import numpy as np
+
+from fedinf_jax.running import records
+from fedinf_jax.running import workdir
 
 LAYERS = ("dense/kernel", "dense/bias")
 # Noise of an estimate as a share of the spread of the truth.
@@ -36,7 +37,6 @@ def write(
   debug=False,
 ):
   """Writes all files; `exact` is "all", "none" or a count, `tracked` who."""
-  folder.mkdir(parents=True, exist_ok=True)
   draw = np.random.default_rng(0)
   ids = list(ids or [f"f_{k:04d}" for k in range(clients)])
   replayed = {"all": clients, "none": 0}.get(exact)
@@ -49,37 +49,10 @@ def write(
     {e: _agreement(scores[e][i], scores["exact"][i]) for e in estimators}
     for i in range(len(at))
   ]
-  source = "glyph writers" if stand_in else "LEAF synthetic data (made here)"
-  config = {
-    "name": "quickstart",
-    "config": {
-      "seed": 0,
-      "fed": {"rounds": rounds, "cohort_size": 10, "learning_rate": 0.03},
-      "estimators": ",".join(estimators),
-      "exact": exact,
-    },
-    "data": {"source": source, "stand_in": stand_in, "digest": "c0ffee" * 8},
-    "versions": {"fedinf_jax": "0.1.0", "jax": "0.10.2", "numpy": "2.4.6"},
-  }
   loss = [0.43 + 1.2 * float(np.exp(-t / rounds * 5)) for t in at]
-  _json(folder / "config.json", config)
-  _lines(
-    folder / "metrics.jsonl",
-    [
-      {"round": t, "loss": x, "accuracy": 1.1 - 0.55 * x, "estimators": m}
-      for t, x, m in zip(at, loss, measured, strict=True)
-    ],
-  )
-  _lines(
-    folder / "history.jsonl",
-    [
-      {"round": t, "fil": {e: _plain(v[i]) for e, v in scores.items()}}
-      for i, t in enumerate(at)
-    ],
-  )
-  _influence(folder / "influence.csv", ids, selected, scores, exact != "none")
-  _layers(
-    folder / "layers.csv",
+  about = _about(rounds, estimators, exact, stand_in)
+  workdir.claim(folder, about)
+  layer_rows = _layers(
     draw,
     at,
     {ids[k]: k < replayed for k in tracked},
@@ -87,35 +60,87 @@ def write(
     estimators,
     blows_up,
   )
-  _json(
-    folder / "summary.json",
-    {
-      "name": "quickstart",
-      "clients": clients,
-      "rounds": rounds,
-      "num_params": NUM_PARAMS,
-      "train_examples": 19_357,
-      "test_examples": 2_247,
-      "source": source,
-      "stand_in": stand_in,
-      "data_digest": config["data"]["digest"],
-      "versions": config["versions"],
-      "git_revision": "4bf776f",
-      "seed": 0,
-      "loss": loss[-1],
-      "accuracy": 1.1 - 0.55 * loss[-1],
-      "layer_names": list(layers),
-      "estimators": {
-        e: _summary(e, [m[e] for m in measured], layers, blows_up)
-        for e in estimators
-      },
-    },
-  )
+  for i, t in enumerate(at):
+    records.append_round(
+      folder,
+      records.Metrics(
+        round=t,
+        loss=loss[i],
+        accuracy=1.1 - 0.55 * loss[i],
+        estimators=measured[i],
+      ),
+      records.History(t, {e: v[i] for e, v in scores.items()}),
+      [row for row in layer_rows if row.round == t],
+    )
+  _write_influence(folder, ids, selected, {e: v[-1] for e, v in scores.items()})
+  estimated = {
+    e: _summary(e, [m[e] for m in measured], layers, blows_up)
+    for e in estimators
+  }
+  _write_summary(folder, about, clients, loss[-1], layers, estimated)
   if cleanse:
-    _json(folder / "cleanse.json", _cleanse(draw, rounds, estimators[0]))
+    records.write_cleanse(folder, _cleanse(draw, rounds, estimators[0]))
   if debug:
-    _json(folder / "debug.json", _debug(draw, ids, estimators))
+    records.write_debug(folder, _debug(draw, ids, estimators))
   return folder
+
+
+def _write_influence(folder, ids, selected, fil):
+  rows = [
+    records.Client(
+      client_id=client,
+      num_examples=20 + 7 * k % 90,
+      times_selected=int(selected[k]),
+    )
+    for k, client in enumerate(ids)
+  ]
+  fia = {e: -v / 3 for e, v in fil.items()}
+  records.write_influence(folder, rows, fil=fil, fia=fia)
+
+
+def _write_summary(folder, about, clients, loss, layers, estimators):
+  records.write_summary(
+    folder,
+    records.Summary(
+      name=about.name,
+      source=about.data["source"],
+      stand_in=about.data["stand_in"],
+      clients=clients,
+      rounds=about.config["fed"]["rounds"],
+      num_params=NUM_PARAMS,
+      train_examples=19_357,
+      test_examples=2_247,
+      seed=0,
+      loss=loss,
+      accuracy=1.1 - 0.55 * loss,
+      layer_names=list(layers),
+      estimators=estimators,
+      data_digest=about.data["digest"],
+      versions=about.versions,
+      git_revision="4bf776f",
+    ),
+  )
+
+
+def _about(rounds, estimators, exact, stand_in):
+  return records.About(
+    name="quickstart",
+    config={
+      "seed": 0,
+      "fed": {"rounds": rounds, "cohort_size": 10, "learning_rate": 0.03},
+      "estimators": ",".join(estimators),
+      "exact": exact,
+    },
+    data={
+      "source": "glyph writers"
+      if stand_in
+      else "LEAF synthetic data (made here)",
+      "stand_in": stand_in,
+      "digest": "c0ffee" * 8,
+      "bad": [],
+    },
+    versions={"fedinf_jax": "0.1.0", "jax": "0.10.2", "numpy": "2.4.6"},
+  )
 
 
 def _scores(draw, at, selected, estimators, blows_up):
@@ -141,78 +166,62 @@ def _growth(at):
 
 
 def _agreement(estimate, exact):
-  """Returns the fields of one estimator in a line of metrics.jsonl."""
   known = np.isfinite(exact)
-  numbers = dict.fromkeys(
-    ("fil_pearson", "fil_spearman", "fia_pearson", "fip_error"), None
-  )
-  numbers |= {"fip_relative_error": None, "truncated_fraction": 0.0}
   a, b = estimate[known], exact[known]
-  if len(a) > 2 and a.std() and b.std():
-    rank = lambda v: np.argsort(np.argsort(v))
-    pearson = float(np.corrcoef(a, b)[0, 1])
-    error = float(np.abs(a - b).mean() / np.abs(b).mean())
-    numbers |= {
-      "fil_pearson": pearson,
-      "fil_spearman": float(np.corrcoef(rank(a), rank(b))[0, 1]),
-      "fia_pearson": pearson * 0.9,
-      "fip_error": error * 0.02,
-      "fip_relative_error": error,
-    }
-  return numbers
+  found = records.Agreement(
+    fil_pearson=None,
+    fil_spearman=None,
+    fia_pearson=None,
+    fip_error=None,
+    fip_relative_error=None,
+    truncated_fraction=0.0,
+  )
+  if len(a) < 3 or not a.std() or not b.std():
+    return found
+  rank = lambda v: np.argsort(np.argsort(v))
+  pearson = float(np.corrcoef(a, b)[0, 1])
+  error = float(np.abs(a - b).mean() / np.abs(b).mean())
+  return found._replace(
+    fil_pearson=pearson,
+    fil_spearman=float(np.corrcoef(rank(a), rank(b))[0, 1]),
+    fia_pearson=pearson * 0.9,
+    fip_error=error * 0.02,
+    fip_relative_error=error,
+  )
 
 
 def _summary(name, measured, layers, blows_up):
   last = measured[-len(measured) // 4 :]
 
   def mean(field):
-    values = [m[field] for m in last if m[field] is not None]
+    values = [getattr(m, field) for m in last]
+    values = [v for v in values if v is not None]
     return float(np.mean(values)) if values else None
 
   upload = 0.0 if name == "truncated" else 250.0
   truncated = 0.45 if name == "both" else 0.0
   growth = 38.5 if name == blows_up else 1.02 if name == "both" else 1.0
-  return {
-    "description": DESCRIPTIONS.get(name, "lowrank_hessian(rank=50)"),
-    "upload_bytes_per_participant": int(upload * NUM_PARAMS * 4),
-    "upload_models": upload,
-    "asked": name == "naive",
-    **measured[-1],
-    "truncated_fraction": truncated,
-    "last_quarter": {
-      field: mean(field)
-      for field in ("fil_pearson", "fil_spearman", "fip_relative_error")
-    },
-    "largest_growth": growth,
-    "nonfinite_fraction": 0.0,
-    "layers": {
-      layer: {
-        "truncated_fraction": truncated,
-        "first_truncated_round": 12 if truncated else None,
-        "largest_growth": growth,
-      }
+  return records.Estimator(
+    description=DESCRIPTIONS.get(name, "lowrank_hessian(rank=50)"),
+    upload_bytes_per_participant=int(upload * NUM_PARAMS * 4),
+    upload_models=upload,
+    asked=name == "naive",
+    agreement=measured[-1]._replace(truncated_fraction=truncated),
+    last_quarter={field: mean(field) for field in records.LAST_QUARTER},
+    largest_growth=growth,
+    nonfinite_fraction=0.0,
+    layers={
+      layer: records.LayerTrust(
+        truncated_fraction=truncated,
+        first_truncated_round=12 if truncated else None,
+        largest_growth=growth,
+      )
       for layer in layers
     },
-  }
+  )
 
 
-def _influence(path, ids, selected, scores, has_exact):
-  names = list(scores)
-  header = ["client_id", "num_examples", "times_selected"]
-  header += [f"{kind}_{e}" for e in names for kind in ("fil", "fia")]
-  rows = []
-  for k, client in enumerate(ids):
-    row = [client, 20 + 7 * k % 90, selected[k]]
-    for name in names:
-      fil = scores[name][-1, k]
-      missing = not np.isfinite(fil) or (name == "exact" and not has_exact)
-      row += ["", ""] if missing else [repr(float(fil)), repr(float(-fil / 3))]
-    rows.append(row)
-  with path.open("w", newline="") as file:
-    csv.writer(file).writerows([header, *rows])
-
-
-def _layers(path, draw, at, tracked, layers, estimators, blows_up):
+def _layers(draw, at, tracked, layers, estimators, blows_up):
   rows = []
   for client, has_exact in tracked.items():
     first = int(draw.integers(0, 4))
@@ -221,19 +230,28 @@ def _layers(path, draw, at, tracked, layers, estimators, blows_up):
       noise = {e: draw.lognormal(0, 0.15, len(at)) for e in estimators}
       for i, t in enumerate(at):
         norm = float(size[i]) * (i >= first)
+        exact = records.Layer(
+          round=t,
+          client=client,
+          layer=layer,
+          estimator="exact",
+          error=0.0,
+          norm=norm,
+        )
         if has_exact:
-          rows.append([t, client, layer, "exact", 0.0, norm])
+          rows.append(exact)
         for e in estimators:
           error = norm * NOISE[e] * 0.4 * float(noise[e][i])
           if e == blows_up and j == 0:
             error += norm * float(_growth(at)[i])
           rows.append(
-            [t, client, layer, e, error if has_exact else "", norm + error]
+            exact._replace(
+              estimator=e,
+              error=error if has_exact else None,
+              norm=norm + error,
+            )
           )
-  with path.open("w", newline="") as file:
-    writer = csv.writer(file)
-    writer.writerow(["round", "client", "layer", "estimator", "error", "norm"])
-    writer.writerows(rows)
+  return rows
 
 
 def _cleanse(draw, rounds, estimator):
@@ -255,55 +273,43 @@ def _cleanse(draw, rounds, estimator):
         for i in range(len(at))
       ]
       curves.append(
-        {
-          "way": way,
-          "score": score,
-          "end": end,
-          "fraction": fraction,
-          "repeat": repeat,
-          "removed": int(200 * fraction),
-          "rounds": at,
-          "loss": loss,
-          "accuracy": [1.1 - 0.55 * x for x in loss],
-        }
+        records.Curve(
+          way=way,
+          score=score,
+          end=end,
+          fraction=fraction,
+          repeat=repeat,
+          removed=int(200 * fraction),
+          rounds=at,
+          loss=np.array(loss),
+          accuracy=1.1 - 0.55 * np.array(loss),
+        )
       )
-  return {
-    "round": rounds,
-    "estimator": estimator,
-    "validation_examples": 1123,
-    "test_examples": 1124,
-    "curves": curves,
-  }
+  return records.Cleanse(
+    round=rounds,
+    estimator=estimator,
+    validation_examples=1123,
+    test_examples=1124,
+    curves=curves,
+  )
 
 
 def _debug(draw, ids, estimators):
   scores = ["fil_exact", *(f"fil_{e}" for e in estimators), "update norm"]
-  return {
-    "kind": "flip_labels",
-    "bad": ids[: max(1, len(ids) // 10)],
-    "scores": {
-      score: {
-        "precision_at_k": max(0.05, 0.95 - 0.13 * i),
-        "auroc": 0.99 - 0.09 * i,
-        "values": draw.normal(size=len(ids)).tolist(),
-      }
+  return records.Debug(
+    kind="flip_labels",
+    bad=ids[: max(1, len(ids) // 10)],
+    clients=len(ids),
+    scores={
+      score: records.Detection(
+        precision_at_k=max(0.05, 0.95 - 0.13 * i),
+        auroc=0.99 - 0.09 * i,
+        values=draw.normal(size=len(ids)),
+      )
       for i, score in enumerate(scores)
     },
-    "gain": {
-      who: {"loss": 0.51 - 0.01 * i, "accuracy": 0.8 + 0.01 * i}
+    gain={
+      who: records.Gain(loss=0.51 - 0.01 * i, accuracy=0.8 + 0.01 * i)
       for i, who in enumerate(("nobody", "the bad ones", *scores))
     },
-  }
-
-
-def _plain(values):
-  return [float(v) if np.isfinite(v) else None for v in values]
-
-
-def _json(path, value):
-  path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
-
-
-def _lines(path, values):
-  text = "".join(json.dumps(v, allow_nan=False) + "\n" for v in values)
-  path.write_text(text)
+  )

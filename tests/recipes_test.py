@@ -1,24 +1,28 @@
-"""Recipes become data and models."""
+"""Recipes become tasks; a recipe that cannot be is refused."""
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
 from experiments import estimators
-from experiments import problem as problems
+from experiments import launch
+from experiments import recipes
 from experiments.configs import quickstart
 from experiments.configs import setting1
+from experiments.configs import setting1_convex
 from experiments.configs import setting2
 from experiments.configs import setting3
 import fedinf_jax as fi
+from fedinf_jax.running import task as tasks
 
 FEW = {"num_clients": 5, "examples": 8, "test_examples": 10}
 
 
 def small(config, **data):
   config = config.get_config()
-  config.fed.cohort_size = 2
+  config.fed.cohort_size, config.mesh = 2, "none"
   config.data.update(data)
   return config
 
@@ -55,7 +59,7 @@ def writers(tmp_path_factory):
 def test_scale_shrinks_everything_together():
   config = setting3.get_config()
   config.scale = 0.1
-  scaled = problems.scaled(config)
+  scaled = recipes.scaled(config)
   assert scaled.fed.rounds == 200
   assert scaled.data.num_clients == 20  # Not fewer than two cohorts.
   assert scaled.data.examples == 15
@@ -69,14 +73,14 @@ def test_a_scale_out_of_range_is_refused(scale):
   config = quickstart.get_config()
   config.scale = scale
   with pytest.raises(ValueError, match="scale is"):
-    problems.scaled(config)
+    recipes.scaled(config)
 
 
 def test_synthetic_data_shrink_too():
   config = small(setting1, num_clients=20)
-  whole = problems.build(config, None)
+  whole = recipes.build("test", config, None)
   config.scale = 0.3
-  part = problems.build(config, None)
+  part = recipes.build("test", config, None)
   assert part.train.num_clients == 20
   assert len(part.train.x) < 0.4 * len(whole.train.x)
 
@@ -85,10 +89,10 @@ def test_leaf_and_npz_give_the_same_problem(writers):
   for config in (setting2, setting3):
     config = small(config, **FEW)
     made = [
-      problems.build(config, str(writers / name))
+      recipes.build("test", config, str(writers / name))
       for name in ("writers.npz", "leaf")
     ]
-    assert problems.digest(made[0]) == problems.digest(made[1])
+    assert tasks.digest(made[0]) == tasks.digest(made[1])
     assert not made[0].stand_in
     assert made[0].train.num_clients == 5
     assert made[0].train.num_examples.max() == 8
@@ -99,24 +103,24 @@ def test_a_prepared_tfds_folder_is_read(writers, tmp_path):
   fi.data.femnist.prepare_tfds(writers / "leaf", tmp_path / "tfds")
   config = small(setting3, **FEW)
   made, other = (
-    problems.build(config, str(path))
+    recipes.build("test", config, str(path))
     for path in (tmp_path / "tfds", writers / "leaf")
   )
   assert made.source == "FEMNIST from TFDS"
-  assert problems.digest(made) == problems.digest(other)
+  assert tasks.digest(made) == tasks.digest(other)
 
 
 def test_without_data_the_glyph_writers_stand_in():
-  made = problems.build(small(setting3, **FEW), None)
+  made = recipes.build("test", small(setting3, **FEW), None)
   assert made.stand_in
   assert "stand-in for FEMNIST" in made.source
 
 
 def test_by_writer_keeps_writers_and_iid_mixes_them(writers):
   path = str(writers / "writers.npz")
-  by_writer = problems.build(small(setting3, **FEW), path)
+  by_writer = recipes.build("test", small(setting3, **FEW), path)
   assert all(str(i).startswith("writer_") for i in by_writer.train.ids)
-  iid = problems.build(small(setting2, **FEW), path)
+  iid = recipes.build("test", small(setting2, **FEW), path)
   assert iid.train.ids == tuple(range(5))
 
 
@@ -124,52 +128,104 @@ def test_by_writer_keeps_writers_and_iid_mixes_them(writers):
   "data,message",
   [
     ({"num_clients": 7}, "data.num_clients is 7; the data have 6 writers"),
-    ({"kind": "nope"}, "data.kind is 'nope'"),
+    ({"examples": 90, "kind": "femnist_iid"}, "need 450 images; the data"),
   ],
 )
 def test_a_recipe_that_cannot_be_is_refused(writers, data, message):
   config = small(setting3, **{**FEW, **data})
   with pytest.raises(ValueError, match=message):
-    problems.build(config, str(writers / "writers.npz"))
+    recipes.build("test", config, str(writers / "writers.npz"))
 
 
 def test_planted_clients_are_named_and_part_of_the_digest():
-  config = small(setting1, num_clients=20)
-  clean = problems.build(config, None)
-  config.corrupt.kind, config.corrupt.fraction = "flip_labels", 0.2
-  spoiled = problems.build(config, None)
-  assert len(spoiled.bad) == 4
-  assert problems.digest(clean) != problems.digest(spoiled)
+  config = small(setting3, **FEW)
+  clean = recipes.build("test", config, None)
+  config.corrupt.kind, config.corrupt.fraction = "flip_labels", 0.4
+  spoiled = recipes.build("test", config, None)
+  assert len(spoiled.bad) == 2
+  assert tasks.digest(clean) != tasks.digest(spoiled)
   changed = [
     k
-    for k in range(20)
+    for k in range(5)
     if (clean.train.client(k)[1] != spoiled.train.client(k)[1]).any()
   ]
   assert [spoiled.train.ids[k] for k in changed] == list(spoiled.bad)
 
 
 @pytest.mark.parametrize(
-  "kind,fraction,message",
+  "change,message",
   [
-    ("nope", 0.1, "corrupt.kind is 'nope'"),
-    ("flip_labels", 0.0, "corrupt.fraction is 0.0"),
+    ({"fed.rounds": 0}, "rounds is 0; it must be"),
+    ({"evaluate_every": 0}, "evaluate_every is 0; it must be at least 1"),
+    ({"tracked": -1}, "tracked is -1; it must be at least 0"),
+    ({"estimators": "both,nope"}, "'nope' is unknown; there are basic"),
+    ({"exact": "201"}, 'exact is .201.; it must be "all", "none" or'),
+    ({"mesh": "some"}, "mesh is 'some'"),
+    ({"data.kind": "nope"}, "data.kind is 'nope'; it must be one of synthetic"),
+    ({"model.kind": "nope"}, "model.kind is 'nope'; it must be one of logreg"),
+    ({"corrupt.kind": "rng"}, "corrupt.kind is 'rng'; it must be one of flip"),
+    ({"corrupt.kind": "add_noise"}, "corrupt.fraction is 0.0; it must lie"),
   ],
 )
-def test_a_corruption_that_cannot_be_is_refused(kind, fraction, message):
-  config = small(setting1, num_clients=20)
-  config.corrupt.kind, config.corrupt.fraction = kind, fraction
+def test_a_recipe_is_checked_before_its_data_are_made(change, message):
+  config = quickstart.get_config()
+  config.update_from_flattened_dict(change)
   with pytest.raises(ValueError, match=message):
-    problems.build(config, None)
+    recipes.check(config)
+
+
+def test_kinds_of_bad_clients_are_looked_up_in_a_table():
+  recipes.check_kinds(list(recipes.CORRUPTIONS))
+  with pytest.raises(ValueError, match="--kinds: 'rng' is unknown; there are"):
+    recipes.check_kinds(["flip_labels", "rng"])
+  with pytest.raises(ValueError, match="--kinds is empty"):
+    recipes.check_kinds([])
+
+
+def test_a_name_of_a_recipe_stands_for_its_file():
+  path = str(launch.CONFIGS / "setting2.py")
+  given = launch.with_recipe_files
+  assert given(["run", "--config=setting2", "--config.seed=1"]) == [
+    *("run", f"--config={path}", "--config.seed=1")
+  ]
+  assert given(["run", "--config", "setting2"]) == ["run", "--config", path]
+  for argv in (["run", f"--config={path}"], ["run", "--config=mine.py"]):
+    assert given(argv) == argv
+  with pytest.raises(
+    ValueError, match=r"--config=nope: .* quickstart, setting"
+  ):
+    given(["run", "--config=nope"])
+
+
+@pytest.mark.parametrize(
+  ("recipe", "num_params", "stand_in"),
+  [
+    (setting1, 305, False),
+    (setting1_convex, 305, False),
+    (setting2, 15534, True),
+    (setting3, 57694, True),
+  ],
+)
+def test_every_recipe_can_be_simulated(recipe, num_params, stand_in):
+  config = recipe.get_config()
+  config.scale, config.estimators, config.exact = 0.02, "truncated", "5"
+  config.mesh = "none"
+  task = recipes.build("test", recipes.scaled(config), None)
+  assert task.stand_in == stand_in
+  state = tasks.simulator(task).init()
+  assert sum(a.size for a in jax.tree.leaves(state.params)) == num_params
+  assert len(state.rows) == 5
+  assert task.keep_rounds == {max(1, round(0.02 * config.cleanse_round))}
 
 
 def test_exact_rows():
-  assert problems.exact_rows("all", 9, 0) is True
-  assert problems.exact_rows("none", 9, 0) is False
-  rows = problems.exact_rows("4", 9, 0)
+  assert recipes.exact_rows("all", 9, 0) is True
+  assert recipes.exact_rows("none", 9, 0) is False
+  rows = recipes.exact_rows("4", 9, 0)
   assert len(set(rows)) == 4 and rows == sorted(rows)
   for bad in ("10", "0", "some", "-1"):
     with pytest.raises(ValueError, match="exact is"):
-      problems.exact_rows(bad, 9, 0)
+      recipes.exact_rows(bad, 9, 0)
 
 
 def test_estimators_are_built_and_described_from_one_table():

@@ -1,7 +1,7 @@
 """Several processes that run one program together, by JAX's own means.
 
 Every process runs the same lines in the same order. Only the first writes files
-and speaks; what depends on a clock, a signal or a disk is agreed upon first.
+and prints; what depends on a clock, a signal or a disk is agreed upon first.
 """
 
 import ctypes
@@ -9,51 +9,50 @@ import os
 import signal
 import sys
 
-from absl import flags
 import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
 FINISH_SECONDS = 3600  # How long the others wait for the first one's report.
 
-_DISTRIBUTED = flags.DEFINE_boolean(
-  "distributed", False, "Join other processes; Slurm, TPU pods and MPI are"
-  " detected, elsewhere give the three flags below.",
-)  # fmt: skip
-_COORDINATOR = flags.DEFINE_string(
-  "coordinator", None, "Host and port of process 0, such as node1:1234."
-)
-_NUM_PROCESSES = flags.DEFINE_integer(
-  "num_processes", None, "How many processes there are.", lower_bound=1
-)
-_PROCESS_ID = flags.DEFINE_integer(
-  "process_id", None, "The number of this one, from 0.", lower_bound=0
-)
-_HEARTBEAT_SECONDS = flags.DEFINE_integer(
-  "heartbeat_seconds", 30, "A process that is silent for so long is gone.",
-  lower_bound=2,
-)  # fmt: skip
+# The handler that C calls at an abort: C keeps no reference to it.
+_abort_handler = None
 
 
 class Alone(Exception):
   """What can only be done together has failed."""
 
 
-def join():
-  """Joins the other processes, if the flags say that there are any."""
-  given = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
-  if given == (None, None, None) and not _DISTRIBUTED.value:
+def join(
+  *,
+  coordinator: str | None,
+  num_processes: int | None,
+  process_id: int | None,
+  heartbeat_seconds: int,
+  distributed: bool,
+):
+  """Joins the other processes, if there are any.
+
+  Args:
+    coordinator: host and port of process 0.
+    num_processes: how many there are.
+    process_id: the number of this one, from 0.
+    heartbeat_seconds: a process that is silent for that long is gone.
+    distributed: there are others; JAX finds out what is not given.
+  """
+  given = coordinator, num_processes, process_id
+  if given == (None, None, None) and not distributed:
     return
-  if None in given and not _DISTRIBUTED.value:
+  if None in given and not distributed:
     raise ValueError(
       "--coordinator, --num_processes and --process_id go together; where JAX"
       " can find them out, --distributed is enough"
     )
-  _last_words()
+  end_aborts_with_one_line()
   try:
     jax.distributed.initialize(
       *given,
-      heartbeat_timeout_seconds=_HEARTBEAT_SECONDS.value,
+      heartbeat_timeout_seconds=heartbeat_seconds,
       shutdown_timeout_seconds=FINISH_SECONDS,
     )
   except RuntimeError as error:
@@ -63,12 +62,12 @@ def join():
 
 
 def is_first() -> bool:
-  """Says whether this process writes and speaks."""
+  """Says whether this process writes and prints."""
   return jax.process_index() == 0
 
 
 def gather(*numbers) -> np.ndarray:
-  """Returns everybody's numbers, a row for each process."""
+  """Returns the numbers of all processes, a row per process."""
   mine = np.array(numbers, float)
   if jax.process_count() == 1:
     return mine[None]
@@ -84,7 +83,7 @@ def on_first(function, *args):
     except (ValueError, OSError) as raised:
       error = raised
   if gather(error is not None)[0, 0]:
-    raise error or ValueError("the first process has said what is wrong")
+    raise error or ValueError("the first process reports the error")
 
 
 def leave(code: int):
@@ -97,34 +96,35 @@ def leave(code: int):
 
 
 def alone(reason: str) -> str:
-  """Says why a process without the others cannot go on."""
+  """Says why a process without the others cannot continue."""
   reason = " ".join(reason.split())[:200]
   return (
-    f"error: this process cannot go on ({reason}); if another one has ended,"
+    f"error: this process cannot continue ({reason}); if another one has ended,"
     " start all of them again: they resume from the last checkpoint"
   )
 
 
-def _last_words():
-  """Turns the end that JAX prepares for a process left alone into one line.
+def end_aborts_with_one_line():
+  """Replaces the pages that JAX writes when other processes are gone.
 
-  When others are gone JAX's runtime writes pages to the error output and
-  aborts, from a thread of its own. What it writes is dropped (unless the
-  variable FEDINF_RUNTIME_LOG names a file for it); the abort speaks for itself.
+  JAX's runtime then writes to the error output and aborts, from a thread of its
+  own. What it writes is dropped (unless the variable FEDINF_RUNTIME_LOG names a
+  file for it), and the abort becomes one line.
   """
-  voice = os.dup(2)
+  global _abort_handler
+  errors = os.dup(2)
   sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
-  sys.stderr = os.fdopen(voice, "w", buffering=1)
+  sys.stderr = os.fdopen(errors, "w", buffering=1)
   path = os.environ.get("FEDINF_RUNTIME_LOG", os.devnull)
   log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
   os.dup2(log, 1)
   os.dup2(log, 2)
 
   @ctypes.CFUNCTYPE(None, ctypes.c_int)
-  def say(number):
+  def handler(number):
     del number
-    os.write(voice, (alone("JAX's runtime gave up") + "\n").encode())
+    os.write(errors, (alone("JAX's runtime gave up") + "\n").encode())
     os._exit(1)
 
-  _last_words.handler = say  # C keeps no reference to it.
-  ctypes.CDLL(None).signal(signal.SIGABRT, say)
+  _abort_handler = handler
+  ctypes.CDLL(None).signal(signal.SIGABRT, handler)

@@ -1,0 +1,280 @@
+"""Recipes become tasks: data, a model, its training and what is estimated."""
+
+import math
+import os
+import pathlib
+
+import ml_collections
+import numpy as np
+
+from experiments import devices
+from experiments import estimators as named
+import fedinf_jax as fi
+from fedinf_jax import rng
+from fedinf_jax.data import partition
+from fedinf_jax.running import task as tasks
+
+GLYPHS = "glyph writers (made here, a stand-in for FEMNIST)"
+CORRUPTIONS = {
+  "flip_labels": fi.data.corrupt.flip_labels,
+  "add_noise": fi.data.corrupt.add_noise,
+  "free_rider": fi.data.corrupt.free_rider,
+  "duplicate": fi.data.corrupt.duplicate,
+}
+
+
+def scaled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """Shrinks rounds, clients and examples together by `config.scale`."""
+  scale = config.scale
+  if not 0 < scale <= 1:
+    raise ValueError(f"scale is {scale}; it must be above 0 and at most 1")
+  config = config.copy_and_resolve_references()
+  if scale < 1:
+    shrink = lambda n, least: max(least, round(scale * n))
+    least = min(config.data.num_clients, 2 * config.fed.cohort_size)
+    config.fed.rounds = shrink(config.fed.rounds, 2)
+    config.data.num_clients = shrink(config.data.num_clients, least)
+    config.evaluate_every = shrink(config.evaluate_every, 1)
+    config.cleanse_round = shrink(config.cleanse_round, 1)
+    if config.data.kind != "synthetic":
+      config.data.examples = shrink(config.data.examples, 5)
+      config.data.test_examples = shrink(config.data.test_examples, 20)
+  return config
+
+
+def check(config: ml_collections.ConfigDict):
+  """Checks all of a recipe that can be checked before its data are made."""
+  _choose("data.kind", config.data.kind, _READERS)
+  _choose("model.kind", config.model.kind, _MODELS)
+  if config.corrupt.kind:
+    _choose("corrupt.kind", config.corrupt.kind, CORRUPTIONS)
+    if not 0 < config.corrupt.fraction < 1:
+      raise ValueError(
+        f"corrupt.fraction is {config.corrupt.fraction}; it must lie between 0"
+        " and 1"
+      )
+  for key, least in (
+    ("evaluate_every", 1),
+    ("tracked", 0),
+    ("cleanse_round", 0),
+  ):
+    if config[key] < least:
+      raise ValueError(f"{key} is {config[key]}; it must be at least {least}")
+  _fed(config)
+  named.build(config.estimators)
+  exact_rows(config.exact, config.data.num_clients, config.seed)
+  if _mesh(config) != "auto":
+    # To count the devices would start JAX before other processes can join.
+    devices.shape(_mesh(config))
+
+
+def check_kinds(kinds: list[str]):
+  """Checks the kinds of bad clients of a command line."""
+  if not kinds:
+    raise ValueError(f"--kinds is empty; there are {', '.join(CORRUPTIONS)}")
+  for kind in kinds:
+    if kind not in CORRUPTIONS:
+      raise ValueError(
+        f"--kinds: {kind!r} is unknown; there are {', '.join(CORRUPTIONS)}"
+      )
+
+
+def build(
+  name: str, config: ml_collections.ConfigDict, data_dir: str | None
+) -> tasks.Task:
+  """Makes or reads the data of a (scaled) recipe, and all that belongs to them.
+
+  Args:
+    name: of the recipe.
+    config: the recipe.
+    data_dir: FEMNIST as LEAF's folder, a prepared TFDS folder, or an .npz of
+      writers; None: glyph writers stand in for it.
+  """
+  check(config)
+  mesh = devices.mesh(_mesh(config))
+  read = _READERS[config.data.kind]
+  train, x, y, source = read(config, data_dir)
+  train, bad = _corrupted(train, config.corrupt, config.seed)
+  estimators = named.build(config.estimators)
+  recipe = {k: v for k, v in config.to_dict().items() if k != "mesh"}
+  return tasks.Task(
+    name=name,
+    model=_MODELS[config.model.kind](config.model, train),
+    train=train,
+    x=x,
+    y=y,
+    fed=_fed(config),
+    recipe=recipe,
+    estimators=estimators,
+    descriptions={n: named.describe(n) for n in estimators},
+    exact=exact_rows(config.exact, train.num_clients, config.seed),
+    seed=config.seed,
+    mesh=mesh,
+    evaluate_every=config.evaluate_every,
+    tracked=config.tracked,
+    keep_rounds=frozenset({config.cleanse_round} - {0}),
+    source=source,
+    stand_in=source == GLYPHS,
+    bad=bad,
+  )
+
+
+def exact_rows(exact: str, num_clients: int, seed: int):
+  """Reads "all", "none" or a number of clients to replay, drawn at random."""
+  if exact in ("all", "none"):
+    return exact == "all"
+  if not exact.isdecimal() or not 0 < int(exact) <= num_clients:
+    raise ValueError(
+      f'exact is {exact!r}; it must be "all", "none" or a number of clients up'
+      f" to {num_clients}"
+    )
+  draw = np.random.default_rng(seed)
+  return sorted(draw.permutation(num_clients)[: int(exact)].tolist())
+
+
+def _choose(key, value, table):
+  """Checks that a recipe's value is one of a table's."""
+  if value not in table:
+    raise ValueError(
+      f"{key} is {value!r}; it must be one of {', '.join(table)}"
+    )
+
+
+def _mesh(config):
+  # The recipe in a workdir says nothing about devices.
+  return config.get("mesh", "none")
+
+
+def _fed(config):
+  return fi.FedAvg(
+    **{**config.fed, "batch_size": config.fed.batch_size or None}
+  )
+
+
+def _logreg(config, train):
+  return fi.models.logreg(
+    train.x.shape[1], train.num_classes, config.logit_activation or None
+  )
+
+
+def _cnn(config, train):
+  return fi.models.cnn(
+    train.num_classes,
+    widths=tuple(config.widths),
+    dense=config.dense,
+    activation=config.activation or None,
+    pool=config.pool,
+  )
+
+
+def _synthetic(config, data_dir):
+  """Returns (train, test x, test y, source)."""
+  del data_dir  # These data are always made.
+  everyone = fi.data.synthetic(num_clients=config.data.num_clients)
+  if config.scale < 1:
+    everyone = everyone.split(max(config.scale, 0.1), seed=0)[0]
+  train, test = everyone.split(config.data.train_fraction, seed=config.seed)
+  return train, *test.pooled(), "LEAF synthetic data (made here)"
+
+
+def _by_writer(config, data_dir):
+  """Returns (train, test x, test y, source): every client a writer."""
+  data, seed = config.data, config.seed
+  writers, x, y, source = _femnist(data, data_dir, seed)
+  if writers.num_clients < data.num_clients:
+    raise ValueError(
+      f"data.num_clients is {data.num_clients}; the data have"
+      f" {writers.num_clients} writers"
+    )
+  # Those with the most images: the others could not fill a round.
+  largest = np.argsort(-writers.num_examples, kind="stable")
+  train = writers.take(np.sort(largest[: data.num_clients]).tolist())
+  return _at_most(train, data.examples, seed), x, y, source
+
+
+def _iid(config, data_dir):
+  """Returns (train, test x, test y, source): all images, mixed."""
+  data, seed = config.data, config.seed
+  writers, x, y, source = _femnist(data, data_dir, seed)
+  wanted = data.num_clients * data.examples
+  if len(writers.x) < wanted:
+    raise ValueError(
+      f"{data.num_clients} clients of {data.examples} examples need {wanted}"
+      f" images; the data have {len(writers.x)}"
+    )
+  some = np.random.default_rng(seed).permutation(len(writers.x))[:wanted]
+  train = partition.iid(
+    writers.x[some],
+    writers.y[some],
+    num_clients=data.num_clients,
+    seed=seed,
+    num_classes=writers.num_classes,
+  )
+  return train, x, y, source
+
+
+def _femnist(data, data_dir, seed):
+  """Returns (writers, test x, test y, source), the test set cut to size."""
+  train, x, y, source = _read_femnist(data, data_dir, seed)
+  if len(x) > data.test_examples:
+    some = np.random.default_rng(seed + 1).permutation(len(x))
+    some = np.sort(some[: data.test_examples])
+    x, y = x[some], y[some]
+  return train, x, y, source
+
+
+def _read_femnist(data, data_dir, seed):
+  if data_dir is None:
+    each = math.ceil(data.test_examples / data.num_clients)
+    writers = fi.data.glyphs(data.num_clients, data.examples + each, seed=seed)
+    train, test = writers.split(data.examples / (data.examples + each), seed)
+    return train, *test.pooled(), GLYPHS
+  path = pathlib.Path(data_dir)
+  if not os.access(path, os.R_OK):
+    problem = "cannot be read" if path.exists() else "does not exist"
+    raise ValueError(
+      f"--data_dir={data_dir} {problem}; it must be LEAF's folder, a prepared"
+      " TFDS folder or an .npz of writers"
+    )
+  femnist = fi.data.femnist
+  if path.is_file():
+    read, source = femnist.from_npz, "FEMNIST from an .npz of writers"
+  elif any(path.rglob("*.json")) and not any(path.rglob("*array_record*")):
+    read, source = femnist.from_leaf, "FEMNIST from LEAF's JSON"
+  else:
+    read, source = femnist.from_tfds, "FEMNIST from TFDS"
+  train = read(path)
+  try:
+    test = read(path, split="test")
+  except ValueError as error:
+    raise ValueError(f"--data_dir={data_dir} has no test part: {error}") from (
+      error
+    )
+  return train, *test.pooled(), source
+
+
+def _at_most(train, examples, seed):
+  """Keeps at most `examples` of each client, by a draw of its own."""
+  words = rng.id_words(train.ids)
+  kept = []
+  for k, (x, y) in enumerate(train.clients()):
+    draw = rng.host_generator(seed, rng.Stream.SPLIT, words[k])
+    some = np.sort(draw.permutation(len(x))[:examples])
+    kept.append((x[some], y[some]))
+  return fi.FederatedData.from_clients(kept, train.ids, train.num_classes)
+
+
+def _corrupted(train, corrupt, seed):
+  """Plants bad clients; returns the data and their ids."""
+  if not corrupt.kind:
+    return train, ()
+  count = max(1, round(corrupt.fraction * train.num_clients))
+  return CORRUPTIONS[corrupt.kind](train, count, seed=seed)
+
+
+_READERS = {
+  "synthetic": _synthetic,
+  "femnist_iid": _iid,
+  "femnist_by_writer": _by_writer,
+}
+_MODELS = {"logreg": _logreg, "cnn": _cnn}

@@ -1,0 +1,15 @@
+"""What a finished run says: verdict, figures, page and number formats."""
+
+import pathlib
+
+
+def write(folder: pathlib.Path):
+  """Writes figures/*.png and report.html of a finished run.
+
+  Args:
+    folder: the workdir of the run.
+  """
+  # Here, as matplotlib takes a second to import: a run need not wait for it.
+  from fedinf_jax.report import page
+
+  page.write(folder)

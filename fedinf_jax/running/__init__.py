@@ -1,0 +1,1 @@
+"""Runs with a folder of their own: train, evaluate, save and resume."""

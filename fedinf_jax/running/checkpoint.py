@@ -1,0 +1,211 @@
+"""Checkpoints of a run's whole state, by orbax, with a check of their own.
+
+Orbax writes a checkpoint beside its place and renames it, so a killed run
+leaves a whole one or none. What a disk does to it later is another matter: the
+state's digest is saved with it, and a checkpoint that does not match is passed
+over for the one before. A checkpoint of a run on some devices can be restored
+onto others.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+import pathlib
+import sys
+from typing import Any
+from typing import NamedTuple
+
+from absl import logging
+import jax
+from jax import lax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from fedinf_jax import sharding
+from fedinf_jax.running import processes
+
+LATEST = 2  # checkpoints to keep, besides those of the rounds to keep
+
+
+class Checkpoints:
+  """The states of a run that are kept in a folder."""
+
+  def __init__(self, folder: pathlib.Path, keep: Iterable[int]):
+    """Opens the checkpoints.
+
+    Args:
+      folder: made if it does not exist.
+      keep: rounds whose checkpoints stay for good.
+    """
+    # Orbax logs what it also raises; the user gets our one line.
+    logging.set_verbosity(logging.FATAL)
+    policies = ocp.checkpoint_managers.preservation_policy
+    self._folder = folder
+    self._manager = ocp.CheckpointManager(
+      folder.absolute(),
+      options=ocp.CheckpointManagerOptions(
+        preservation_policy=policies.AnyPreservationPolicy(
+          [policies.LatestN(LATEST), policies.CustomSteps(sorted(keep))]
+        ),
+        enable_async_checkpointing=False,
+        cleanup_tmp_directories=True,
+      ),
+    )
+    self.close = self._manager.close
+
+  def rounds(self) -> list[int]:
+    """Returns the rounds that have a checkpoint."""
+    return sorted(self._manager.all_steps())
+
+  def save(self, state, round_: int):
+    """Saves the state after a round."""
+    digest = _digest(state)
+    if sharding.mesh_of(state) is None:
+      state = jax.device_get(state)
+    # When one of orbax's writers fails, those beside it fail later, in threads
+    # of their own that print: what failed is raised here anyway.
+    sys.unraisablehook = lambda _: None
+    try:
+      self._manager.save(
+        round_,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardSave(_named(jax.tree.leaves(state))),
+          digest=ocp.args.JsonSave({"digest": digest}),
+        ),
+      )
+    except Exception as error:  # Orbax raises what its parts raise.
+      if jax.process_count() > 1 and not isinstance(error, OSError):
+        raise processes.Alone(_reason(error)) from error
+      raise OSError(
+        f"the checkpoint of round {round_} cannot be saved in {self._folder}"
+        f" ({_reason(error)})"
+      ) from error
+    sys.unraisablehook = sys.__unraisablehook__
+
+  def restore(
+    self,
+    init: Callable[[], Any],
+    rounds: list[int] | None = None,
+    warn: Callable[[str], None] = print,
+  ) -> tuple[Any, int]:
+    """Restores the latest state that is not damaged.
+
+    Args:
+      init: makes the state of round 0, whose shapes and devices are used.
+      rounds: which checkpoints to try; None: all there are, and those that are
+        damaged are deleted.
+      warn: told about those that are damaged.
+
+    Returns:
+      The state and its round; `init()` and 0 if there is none.
+    """
+    there = sorted(rounds or self.rounds(), reverse=True)
+    like = init()
+    if not there:
+      return like, 0
+    target = _target(like)
+    del like  # There may be no room for two states.
+    for round_ in there:
+      try:
+        return self._restored(target, round_), round_
+      except _Damaged as damage:
+        warn(
+          f"the checkpoint of round {round_} is damaged ({damage});"
+          " going back to the one before"
+        )
+      if rounds is None:
+        self._manager.delete(round_)
+    return init(), 0
+
+  def _restored(self, target, round_):
+    """Returns the state of a round, or raises _Damaged on every process."""
+    state, reason = None, "another process found it so"
+    try:
+      saved = self._manager.restore(
+        round_,
+        args=ocp.args.Composite(
+          # Not strict: other devices may need another number of padding rows.
+          state=ocp.args.StandardRestore(target.leaves, strict=False),
+          digest=ocp.args.JsonRestore(),
+        ),
+      )
+      leaves = [saved["state"][name] for name in target.leaves]
+      state = target.treedef.unflatten(leaves)
+    except Exception as error:  # Whatever is wrong with it, it is no use.
+      reason = _reason(error)
+    if not processes.gather(state is not None).all():
+      raise _Damaged(reason)
+    if target.rows is not None:  # Padding rows are not the checkpoint's.
+      state = state._replace(rows=target.rows)
+    if _digest(state) != saved["digest"]["digest"]:
+      raise _Damaged("its content has changed")
+    return state if target.distributed else jax.device_get(state)
+
+
+class _Damaged(Exception):
+  """A checkpoint cannot be used."""
+
+
+class _Target(NamedTuple):
+  """What a restored state must look like."""
+
+  leaves: dict[str, jax.ShapeDtypeStruct]
+  treedef: Any
+  rows: jax.Array | None  # which removals are replayed, padding rows included
+  distributed: bool  # over several devices
+
+
+def _target(state):
+  leaves, treedef = jax.tree.flatten(state)
+  shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
+  return _Target(
+    leaves=_named([shape(a) for a in leaves]),
+    treedef=treedef,
+    rows=getattr(state, "rows", None),
+    distributed=sharding.mesh_of(state) is not None,
+  )
+
+
+def _named(leaves):
+  return {f"{i:04d}": leaf for i, leaf in enumerate(leaves)}
+
+
+def _digest(state):
+  """Returns a fingerprint of a state, whatever devices it lies on."""
+  return "".join(f"{int(part):08x}" for part in _sums(state))
+
+
+@jax.jit
+def _sums(state):
+  """Sums all bits, each word times an odd number that depends on its place.
+
+  Integers, so the order does not matter; nor do padding rows (zeros, or taken
+  out here). One changed word always changes the sums.
+  """
+  if getattr(state, "rows", None) is not None:
+    real = state.rows < state.num_removals
+    rows = jnp.where(real, state.rows, 0)
+    keep = jax.vmap(lambda real, a: jnp.where(real, a, 0))
+    replay = jax.tree.map(lambda a: keep(real, a), state.replay)
+    state = state._replace(rows=rows, replay=replay)
+  totals = [jnp.uint32(0), jnp.uint32(0)]
+  for j, leaf in enumerate(jax.tree.leaves(state)):
+    if leaf.dtype == bool:
+      leaf = leaf.astype(jnp.uint32)
+    words = lax.bitcast_convert_type(leaf, jnp.uint32)
+    place = jnp.full(words.shape, j, jnp.uint32)
+    stride = 1
+    for axis in reversed(range(words.ndim)):
+      index = lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+      place += index * jnp.uint32(stride % 2**32)
+      stride *= words.shape[axis]
+    for i, factor in enumerate((0x85EBCA6B, 0xC2B2AE35)):
+      mixed = (place ^ (place >> 16)) * jnp.uint32(factor)
+      weight = (mixed ^ (mixed >> 13)) | jnp.uint32(1)
+      totals[i] += (words * weight).sum(dtype=jnp.uint32)
+  return totals
+
+
+def _reason(error):
+  """Returns the end of an error's first line; before it stand only paths."""
+  line = (str(error).strip() or type(error).__name__).splitlines()[0]
+  return line.rsplit('": ', 1)[-1][:200]

@@ -1,0 +1,203 @@
+"""What a run is worth at a round: the numbers of the paper's evaluation."""
+
+from collections.abc import Callable
+import math
+from typing import NamedTuple
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+import fedinf_jax as fi
+from fedinf_jax import sharding
+from fedinf_jax import tree
+from fedinf_jax.running import records
+from fedinf_jax.running import task as tasks
+
+
+class Evaluation(NamedTuple):
+  """All numbers of one round. "exact" stands among the names if it is known."""
+
+  loss: float
+  accuracy: float
+  fil: dict[str, np.ndarray]  # [R]; NaN where a removal was not replayed
+  fia: dict[str, np.ndarray]  # [R]
+  norm: dict[str, np.ndarray]  # ‖ε_(j)‖ of the examined removals, [E, L]
+  error: dict[str, np.ndarray]  # ‖ε_(j) − ε*_(j)‖, [E, L]; without "exact"
+  health: dict[str, fi.Health]
+  layers: tuple[str, ...]  # names of the L layers
+
+
+def evaluator(task: tasks.Task) -> Callable[[fi.runs.State], Evaluation]:
+  """Builds the evaluation of a state of a task."""
+  model, rows = task.model, tasks.examined(task)
+
+  def loss_and_accuracy(outputs, y):
+    return jnp.stack(
+      [model.loss(outputs, y).mean(), fi.metrics.accuracy(outputs, y)]
+    )
+
+  @jax.jit
+  def present(params, x, y):
+    return loss_and_accuracy(model.apply(params, x), y)
+
+  def evaluate(state) -> Evaluation:
+    run = fi.Run.of(model, state)
+    exact = run.spread_exact
+    x, y = sharding.put(
+      sharding.mesh_of(state), (task.x, task.y), sharding.WHOLE
+    )
+    names = [*(["exact"] if exact is not None else []), *run.spread_eps]
+    influence, norm, error = {}, {}, {}
+    for name in names:
+      influence[name] = _influence(run, loss_and_accuracy, x, y, name)
+      norm[name] = _norms(run, name, rows)
+      if name != "exact" and exact is not None:
+        error[name] = _norms(run, name, rows, minus=exact)
+    loss, accuracy = np.asarray(present(run.params, x, y), float)
+    return Evaluation(
+      loss=float(loss),
+      accuracy=float(accuracy),
+      fil={name: a[:, 0] for name, a in influence.items()},
+      fia={name: a[:, 1] for name, a in influence.items()},
+      norm=norm,
+      error=error,
+      health=run.health,
+      layers=tree.names(run.params),
+    )
+
+  return evaluate
+
+
+def _influence(run, metric, x, y, name):
+  """Returns the influence of every removal, [R, 2]; NaN if not replayed."""
+  found = np.asarray(run.influence(metric, x, y, of=name), float)
+  if name != "exact":
+    return found
+  everyone = np.full((run.num_removals, 2), np.nan)
+  everyone[run.exact_rows] = found
+  return everyone
+
+
+def _norms(run, name, rows, minus=None):
+  """Returns the norms of the examined rows, [E, L], less other rows."""
+  eps = run.spread_exact if name == "exact" else run.spread_eps[name]
+  eps = jax.tree.leaves(eps)
+  if name != "exact" and len(rows) < run.num_removals:
+    # As many as were replayed, padding rows included.
+    count = len(rows)
+    if run.spread_exact is not None:
+      count = len(jax.tree.leaves(run.spread_exact)[0])
+    eps = [a[np.resize(rows, count)] for a in eps]
+  found = _layer_norms(eps, None if minus is None else jax.tree.leaves(minus))
+  return np.asarray(sharding.whole(found), float)[: len(rows)]
+
+
+@jax.jit
+def _layer_norms(eps, minus):
+  away = [0] * len(eps) if minus is None else minus
+  square = lambda a: jnp.square(a).reshape(len(a), -1).sum(1)
+  pairs = zip(eps, away, strict=True)
+  return jnp.sqrt(jnp.stack([square(a - b) for a, b in pairs], axis=1))
+
+
+def agreement(evaluation: Evaluation, name: str) -> records.Agreement:
+  """Returns how near an estimator is to the ground truth."""
+  truncated = np.asarray(evaluation.health[name].truncated_at) > 0
+  found = records.Agreement(
+    fil_pearson=None,
+    fil_spearman=None,
+    fia_pearson=None,
+    fip_error=None,
+    fip_relative_error=None,
+    truncated_fraction=float(truncated.mean()),
+  )
+  if "exact" not in evaluation.fil:
+    return found
+  fil, fia = evaluation.fil, evaluation.fia
+  total = lambda a: np.sqrt(np.square(a).sum(1)).mean()
+  error = total(evaluation.error[name])
+  size = total(evaluation.norm["exact"])
+  return found._replace(
+    fil_pearson=correlation(stats.pearsonr, fil[name], fil["exact"]),
+    fil_spearman=correlation(stats.spearmanr, fil[name], fil["exact"]),
+    fia_pearson=correlation(stats.pearsonr, fia[name], fia["exact"]),
+    fip_error=float(error),
+    fip_relative_error=float(error / size) if size > 0 else None,
+  )
+
+
+def correlation(kind, estimated, exact) -> float | None:
+  """Returns a correlation over what was replayed; None if it is undefined."""
+  known = np.isfinite(exact)
+  estimated, exact = estimated[known], exact[known]
+  if len(exact) < 3 or not np.isfinite(estimated).all():
+    return None
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore", stats.ConstantInputWarning)
+    warnings.simplefilter("ignore", stats.NearConstantInputWarning)
+    value = float(kind(estimated, exact)[0])
+  return value if math.isfinite(value) else None
+
+
+def metrics(round_: int, evaluation: Evaluation) -> records.Metrics:
+  """Returns a line of metrics.jsonl."""
+  return records.Metrics(
+    round=round_,
+    loss=evaluation.loss,
+    accuracy=evaluation.accuracy,
+    estimators={
+      name: agreement(evaluation, name) for name in evaluation.health
+    },
+  )
+
+
+def layers(
+  round_: int, evaluation: Evaluation, task: tasks.Task, tracked: np.ndarray
+) -> list[records.Layer]:
+  """Returns the rows of layers.csv about one round.
+
+  Args:
+    round_: which round.
+    evaluation: its numbers.
+    task: what is being trained.
+    tracked: clients to write about, among those examined.
+  """
+  examined = tasks.examined(task)
+  rows = []
+  for client in tracked:
+    e = int(np.flatnonzero(examined == client)[0])
+    for name, norm in evaluation.norm.items():
+      error = evaluation.error.get(name)
+      for j, layer in enumerate(evaluation.layers):
+        away = 0.0 if name == "exact" else None
+        if error is not None:
+          away = float(error[e, j])
+        rows.append(
+          records.Layer(
+            round=round_,
+            client=task.train.ids[client],
+            layer=layer,
+            estimator=name,
+            error=away,
+            norm=float(norm[e, j]),
+          )
+        )
+  return rows
+
+
+def trust(health: fi.Health) -> dict[str, records.LayerTrust]:
+  """Returns what became of each layer's influence, by the layer's name."""
+  truncated_at = np.asarray(health.truncated_at)
+  growth = np.asarray(health.growth, float)
+  found = {}
+  for j, layer in enumerate(health.layer_names):
+    rounds = truncated_at[:, j][truncated_at[:, j] > 0]
+    found[layer] = records.LayerTrust(
+      truncated_fraction=float((truncated_at[:, j] > 0).mean()),
+      first_truncated_round=int(rounds.min()) if len(rounds) else None,
+      largest_growth=float(growth[:, j].max()),
+    )
+  return found

@@ -1,0 +1,113 @@
+"""How a run gets on: a live line on a terminal, plain lines elsewhere."""
+
+import contextlib
+import datetime
+import time
+
+from rich import progress as rich_progress
+
+from fedinf_jax.running import records
+
+LINE_SECONDS = 10  # between two plain lines, at least
+
+
+def say(screen, text: str):
+  """Prints a line: wrapped at words on a terminal, whole elsewhere."""
+  screen.print(
+    text, highlight=False, markup=False, soft_wrap=not screen.is_terminal
+  )
+
+
+def line(screen, rounds: int, done: int):
+  """Shows how a run gets on.
+
+  Args:
+    screen: a rich console.
+    rounds: of the whole run.
+    done: rounds done before.
+
+  Returns:
+    A context of show(round_, pace, metrics): seconds per round (0: unknown) and
+    records.Metrics, or None if the last ones still hold.
+  """
+  if screen.is_terminal:
+    return _live_line(screen, rounds, done)
+  return contextlib.nullcontext(plain_lines(screen, rounds))
+
+
+@contextlib.contextmanager
+def _live_line(screen, rounds, done):
+  columns = (
+    rich_progress.TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+    rich_progress.BarColumn(bar_width=20),
+    rich_progress.TextColumn("{task.fields[words]}"),
+    rich_progress.TextColumn("{task.fields[pace]}"),
+    rich_progress.TimeRemainingColumn(compact=True),
+    rich_progress.TextColumn("left"),
+  )
+  with rich_progress.Progress(
+    *columns, console=screen, transient=True, speed_estimate_period=600
+  ) as bar:
+    task = bar.add_task(
+      "round", total=rounds, completed=done, words="compiling …", pace=""
+    )
+
+    def show(round_, pace, metrics):
+      fields = {"pace": f"{pace:.2g} s/round"}
+      if metrics is not None:
+        fields["words"] = words(metrics)
+      elif bar.tasks[task].fields["words"].startswith("compiling"):
+        fields["words"] = ""
+      bar.update(task, completed=round_, **fields)
+
+    yield show
+
+
+def plain_lines(screen, rounds: int, clock=time.monotonic):
+  """Returns a `show` that prints the first round, then a line now and then.
+
+  Args:
+    screen: a rich console.
+    rounds: of the whole run.
+    clock: returns seconds.
+  """
+  first = None  # (round, seconds) of the first call; the time left is reckoned
+  # from there, as what came before was compilation.
+  printed = latest = None  # seconds at the last line, and the last metrics
+
+  def show(round_, pace, metrics):
+    nonlocal first, printed, latest
+    now = clock()
+    latest = metrics or latest
+    first = first or (round_, now)
+    if printed is not None and now - printed < LINE_SECONDS:
+      return
+    printed = now
+    parts = [f"round {round_}/{rounds}"]
+    if latest is not None:
+      parts.append(words(latest))
+    if pace:
+      parts.append(f"{pace:.2g} s/round")
+    if round_ > first[0]:
+      left = (now - first[1]) / (round_ - first[0]) * (rounds - round_)
+      parts.append(f"{datetime.timedelta(seconds=round(left))} left")
+    say(screen, ", ".join(parts))
+
+  return show
+
+
+def words(metrics: records.Metrics) -> str:
+  """Says in short what an evaluation found."""
+  parts = [f"loss {metrics.loss:.3f}", f"acc {metrics.accuracy:.3f}"]
+  known = {
+    name: e.fil_pearson
+    for name, e in metrics.estimators.items()
+    if e.fil_pearson is not None
+  }
+  if known:
+    best = max(known, key=known.get)
+    parts.append(f"Pearson {known[best]:.3f} ({best})")
+  truncated = [e.truncated_fraction for e in metrics.estimators.values()]
+  if truncated:
+    parts.append(f"truncated {max(truncated):.0%}")
+  return ", ".join(parts)

@@ -1,0 +1,256 @@
+"""The files of a workdir: names, fields in the order written, and writers.
+
+FIL and FIA are a client's influence on the test loss and on the accuracy, FIP
+its influence on the parameters, ε. `workdir.read` reads the files.
+"""
+
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from fedinf_jax.running import files
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+HISTORY = "history.jsonl"
+LAYERS = "layers.csv"
+INFLUENCE = "influence.csv"
+SUMMARY = "summary.json"
+TIMING = "timing.jsonl"
+CLEANSE = "cleanse.json"
+DEBUG = "debug.json"
+CHECKPOINTS = "checkpoints"  # a folder, see `checkpoint`
+REPORT = "report.html"
+LOGS = (METRICS, HISTORY, LAYERS)  # cut back when a run is resumed
+
+
+class About(NamedTuple):
+  """config.json: all that the numbers of a run depend on."""
+
+  name: str  # of the recipe
+  config: dict[str, Any]  # the recipe, without the devices
+  data: dict[str, Any]  # source, stand_in, digest, bad
+  versions: dict[str, str]
+
+
+class Agreement(NamedTuple):
+  """How near an estimator is to the ground truth; None where it is unknown."""
+
+  fil_pearson: float | None
+  fil_spearman: float | None
+  fia_pearson: float | None
+  fip_error: float | None  # mean ‖ε − ε*‖
+  fip_relative_error: float | None  # divided by mean ‖ε*‖
+  truncated_fraction: float  # of all clients' layers
+
+
+class Metrics(NamedTuple):
+  """A line of metrics.jsonl: an evaluated round."""
+
+  round: int
+  loss: float
+  accuracy: float
+  estimators: dict[str, Agreement]
+
+
+class History(NamedTuple):
+  """A line of history.jsonl."""
+
+  round: int
+  fil: dict[str, np.ndarray]  # [R], "exact" among the names where it is known
+
+
+class Layer(NamedTuple):
+  """A row of layers.csv: one layer of a tracked client at a round."""
+
+  round: int
+  client: Any
+  layer: str
+  estimator: str  # or "exact"
+  error: float | None  # ‖ε − ε*‖
+  norm: float  # ‖ε‖
+
+
+class Client(NamedTuple):
+  """The first columns of influence.csv; fil_NAME, fia_NAME of each follow."""
+
+  client_id: Any
+  num_examples: int
+  times_selected: int
+
+
+class Timing(NamedTuple):
+  """A line of timing.jsonl, the only file that depends on the clock."""
+
+  stage: str  # compile, rounds, evaluate, checkpoint or report
+  round: int  # after which it was written
+  rounds: int  # that it took
+  seconds: float
+
+
+class LayerTrust(NamedTuple):
+  """What became of a layer's influence over a run."""
+
+  truncated_fraction: float  # of all clients
+  first_truncated_round: int | None
+  largest_growth: float
+
+
+class Estimator(NamedTuple):
+  """An estimator of summary.json; its last Agreement is written into it."""
+
+  description: str
+  upload_bytes_per_participant: int
+  upload_models: float
+  asked: bool  # participants answer the server instead of uploading
+  agreement: Agreement
+  last_quarter: dict[str, float | None]  # means of the fields LAST_QUARTER
+  largest_growth: float
+  nonfinite_fraction: float
+  layers: dict[str, LayerTrust]
+
+
+LAST_QUARTER = ("fil_pearson", "fil_spearman", "fip_relative_error")
+
+
+class Summary(NamedTuple):
+  """summary.json; that it exists says that the run is finished."""
+
+  name: str
+  source: str  # where the data are from, in words
+  stand_in: bool  # the data stand in for those of the paper
+  clients: int
+  rounds: int
+  num_params: int
+  train_examples: int
+  test_examples: int
+  seed: int
+  loss: float
+  accuracy: float
+  layer_names: list[str]
+  estimators: dict[str, Estimator]
+  data_digest: str
+  versions: dict[str, str]
+  git_revision: str | None
+
+
+class Curve(NamedTuple):
+  """A training without some clients, of cleanse.json: N points."""
+
+  way: str  # held_out or one_set
+  score: str  # fil, fia, random or none
+  end: str  # harmful, helpful, random or none
+  fraction: float
+  repeat: int
+  removed: int  # clients
+  rounds: list[int]  # [N]
+  loss: np.ndarray  # [N]
+  accuracy: np.ndarray  # [N]
+
+
+class Cleanse(NamedTuple):
+  """cleanse.json."""
+
+  round: int  # of the checkpoint that the trainings start from
+  estimator: str
+  validation_examples: int
+  test_examples: int
+  curves: list[Curve]
+
+
+class Detection(NamedTuple):
+  """How well a score finds the bad clients."""
+
+  precision_at_k: float
+  auroc: float
+  values: np.ndarray  # [K]
+
+
+class Gain(NamedTuple):
+  """The model trained without some clients, on the test half."""
+
+  loss: float
+  accuracy: float
+
+
+class Debug(NamedTuple):
+  """debug.json."""
+
+  kind: str  # of the bad clients
+  bad: list[str]
+  clients: int
+  scores: dict[str, Detection]
+  gain: dict[str, Gain]  # by who was left out; "nobody", "the bad ones" first
+
+
+def append_round(
+  folder: pathlib.Path,
+  metrics: Metrics,
+  history: History,
+  layers: list[Layer],
+):
+  """Adds an evaluated round to the logs; FIL is written to six digits."""
+  files.append_json(folder / METRICS, metrics)
+  short = lambda values: [float(f"{v:.5e}") for v in values]
+  fil = {name: short(values) for name, values in history.fil.items()}
+  files.append_json(folder / HISTORY, history._replace(fil=fil))
+  if not (folder / LAYERS).exists():
+    files.append(folder / LAYERS, ",".join(Layer._fields))
+  files.append(folder / LAYERS, *map(files.csv_line, layers))
+
+
+def append_timing(folder: pathlib.Path, timing: Timing):
+  """Adds a line to timing.jsonl."""
+  rounded = timing._replace(seconds=round(timing.seconds, 4))
+  files.append_json(folder / TIMING, rounded)
+
+
+def write_influence(
+  folder: pathlib.Path,
+  clients: list[Client],
+  fil: dict[str, np.ndarray],
+  fia: dict[str, np.ndarray],
+):
+  """Writes influence.csv, a row per client.
+
+  Args:
+    folder: the workdir.
+    clients: K of them.
+    fil: name → [K]; "exact" comes first and is NaN where it is unknown.
+    fia: likewise.
+  """
+  header = [*Client._fields]
+  header += [f"{kind}_{name}" for name in fil for kind in ("fil", "fia")]
+  lines = [files.csv_line(header)]
+  for k, client in enumerate(clients):
+    cells = [*client]
+    for name in fil:
+      for values in (fil[name], fia[name]):
+        missing = name == "exact" and np.isnan(values[k])
+        cells.append(None if missing else float(values[k]))
+    lines.append(files.csv_line(cells))
+  files.write(folder / INFLUENCE, "\n".join(lines) + "\n")
+
+
+def write_summary(folder: pathlib.Path, summary: Summary):
+  """Writes summary.json."""
+  estimators = {}
+  for name, estimator in summary.estimators.items():
+    content = {}
+    for field, value in estimator._asdict().items():
+      content |= value._asdict() if field == "agreement" else {field: value}
+    estimators[name] = content
+  content = summary._replace(estimators=estimators)
+  files.write_json(folder / SUMMARY, content)
+
+
+def write_cleanse(folder: pathlib.Path, content: Cleanse):
+  """Writes cleanse.json."""
+  files.write_json(folder / CLEANSE, content)
+
+
+def write_debug(folder: pathlib.Path, content: Debug):
+  """Writes debug.json."""
+  files.write_json(folder / DEBUG, content)

@@ -1,0 +1,128 @@
+"""What one run is: clients, a model, their training, and what is estimated."""
+
+from collections.abc import Mapping
+import hashlib
+import types
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+import fedinf_jax as fi
+from fedinf_jax import rng
+from fedinf_jax.running import records
+from fedinf_jax.running import workdir
+
+_NOTHING = types.MappingProxyType({})
+
+
+class Task(NamedTuple):
+  """Everything that a run depends on."""
+
+  name: str  # of the recipe
+  model: fi.Model
+  train: fi.FederatedData
+  x: np.ndarray  # [N, ...] test inputs
+  y: np.ndarray  # [N] test labels
+  fed: fi.FedAvg
+  recipe: Mapping[str, Any] = _NOTHING  # what config.json says under "config"
+  estimators: Mapping[str, fi.influence.Estimator] = _NOTHING
+  descriptions: Mapping[str, str] = _NOTHING  # of the estimators, in words
+  exact: bool | list[int] = False  # clients to replay: all, none or some
+  seed: int = 0
+  mesh: jax.sharding.Mesh | None = None  # None: one device
+  evaluate_every: int = 1  # rounds, at least 1
+  tracked: int = 0  # clients whose layers are written
+  keep_rounds: frozenset[int] = frozenset()  # whose checkpoints stay for good
+  source: str = ""  # where the data are from, in words
+  stand_in: bool = False  # the data stand in for those of the paper
+  bad: tuple = ()  # ids of clients that were corrupted on purpose
+
+
+def simulator(task: Task) -> fi.Simulator:
+  """Prepares the simulation of a task: its `init` and its `step`."""
+  return fi.simulator(
+    task.model,
+    task.train,
+    task.fed,
+    estimators=dict(task.estimators),
+    exact=task.exact,
+    seed=task.seed,
+    mesh=task.mesh,
+  )
+
+
+def about(task: Task) -> records.About:
+  """Returns what config.json says: all that the numbers of a run depend on.
+
+  Not the devices, on which they depend in the last digits only: a run may be
+  resumed on others.
+  """
+  return records.About(
+    name=task.name,
+    config=dict(task.recipe),
+    data={
+      "source": task.source,
+      "stand_in": task.stand_in,
+      "digest": digest(task),
+      "bad": list(task.bad),
+    },
+    versions=workdir.versions(),
+  )
+
+
+def describe(task: Task) -> str:
+  """Says what is about to run, in words."""
+  train, fed = task.train, task.fed
+  return (
+    f"{task.name}: {task.source}: {train.num_clients} clients,"
+    f" {len(train.x):,} training and {len(task.x):,} test examples;"
+    f" {fed.rounds} rounds of {fed.cohort_size} participants;"
+    f" {jax.device_count()} {jax.devices()[0].platform} device(s)"
+  )
+
+
+def digest(task: Task) -> str:
+  """Returns a fingerprint of the data."""
+  made = hashlib.blake2b(digest_size=16)
+  train = task.train
+  for a in (train.x, train.y, train.num_examples, task.x, task.y):
+    made.update(f"{a.dtype} {a.shape}".encode())
+    made.update(np.ascontiguousarray(a))
+  made.update("\n".join(map(str, train.ids)).encode())
+  return made.hexdigest()
+
+
+def selected(task: Task) -> np.ndarray:
+  """Returns how often each client takes part, [K]."""
+  cohorts = rng.cohorts(
+    task.seed,
+    rng.id_words(task.train.ids),
+    task.fed.rounds,
+    task.fed.cohort_size,
+  )
+  return np.bincount(cohorts.ravel(), minlength=task.train.num_clients)
+
+
+def evaluated(task: Task) -> set[int]:
+  """Returns the rounds to evaluate: every `evaluate_every`-th and the last."""
+  rounds, every = task.fed.rounds, task.evaluate_every
+  return set(range(every, rounds + 1, every)) | {rounds}
+
+
+def examined(task: Task) -> np.ndarray:
+  """Returns the removals whose ε is examined, [E]: those that are replayed.
+
+  Where none or all are, these are all clients.
+  """
+  if isinstance(task.exact, bool):
+    return np.arange(task.train.num_clients)
+  return np.array(task.exact)
+
+
+def tracked(task: Task) -> np.ndarray:
+  """Returns the examined clients that take part most often."""
+  rows = examined(task)
+  order = np.argsort(-selected(task)[rows], kind="stable")[: task.tracked]
+  return rows[np.sort(order)]

@@ -1,0 +1,270 @@
+"""The folder of a run: whose it is, where its logs end, what it holds.
+
+The files and their writers stand in `records`. Whole files are replaced
+atomically. Logs grow by lines and are cut back to the round of the checkpoint
+when a run is resumed, so that an interrupted run ends with the very bytes of an
+uninterrupted one (timing.jsonl apart).
+"""
+
+import csv
+import importlib.metadata
+import json
+import os
+import pathlib
+import subprocess
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+import fedinf_jax as fi
+from fedinf_jax.running import files
+from fedinf_jax.running import records
+
+
+def check(folder: pathlib.Path):
+  """Checks that a run can have a folder, which need not exist yet.
+
+  Raises:
+    ValueError: if it cannot be written to or holds something else.
+  """
+  there = next(p for p in (folder, *folder.parents) if p.exists())
+  if not there.is_dir():
+    raise ValueError(f"--workdir={folder}: {there} is not a folder")
+  if not os.access(there, os.W_OK | os.X_OK):
+    raise ValueError(f"--workdir={folder} cannot be written to")
+  if there == folder and not (folder / records.CONFIG).exists():
+    others = [p for p in folder.iterdir() if not p.name.endswith(".tmp")]
+    if others:
+      raise ValueError(
+        f"--workdir={folder} is not empty and holds no run ({others[0].name});"
+        " choose another"
+      )
+
+
+def claim(folder: pathlib.Path, about: records.About):
+  """Makes a workdir, or checks that it holds a run of the same kind.
+
+  Args:
+    folder: the workdir.
+    about: what config.json says.
+
+  Raises:
+    ValueError: saying what differs.
+  """
+  check(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  path = folder / records.CONFIG
+  if not path.exists():
+    files.write_json(path, about)
+    return
+  mine = _flat(files.plain(about))
+  theirs = _flat(files.read_json(path))
+  for key in sorted(mine.keys() | theirs.keys()):
+    if mine.get(key) != theirs.get(key):
+      raise ValueError(
+        f"--workdir={folder} holds another run: its {key} is"
+        f" {theirs.get(key)!r}, not {mine.get(key)!r}; choose another"
+        " --workdir, or delete that one"
+      )
+
+
+def is_finished(folder: pathlib.Path) -> bool:
+  """Says whether a run has written its summary, and the report after it."""
+  return (folder / records.SUMMARY).is_file() and (
+    folder / records.REPORT
+  ).is_file()
+
+
+def rewind(folder: pathlib.Path, round_: int):
+  """Drops what the logs say about later rounds, and torn lines."""
+  for name in records.LOGS:
+    path = folder / name
+    if path.exists():
+      lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+      kept = [s for s in lines if s.endswith("\n") and _round(s) <= round_]
+      files.write(path, "".join(kept))
+
+
+def versions() -> dict[str, str]:
+  """Returns the versions that the numbers of a run depend on."""
+  names = ("jax", "jaxlib", "flax", "optax", "numpy")
+  found = {name: importlib.metadata.version(name) for name in names}
+  return {"fedinf_jax": fi.__version__, **found}
+
+
+def git_revision() -> str | None:
+  """Returns the revision of this code, where git knows it."""
+  try:
+    done = subprocess.run(
+      ["git", "rev-parse", "HEAD"],
+      cwd=pathlib.Path(__file__).parent,
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+  except OSError:
+    return None
+  return done.stdout.strip() or None
+
+
+class Contents(NamedTuple):
+  """What the files of a finished run hold: N evaluated rounds, R clients."""
+
+  summary: dict[str, Any]  # of records.Summary
+  config: dict[str, Any]  # of records.About
+  metrics: list[dict[str, Any]]  # N of records.Metrics
+  ids: list[str]  # [R]
+  # Influence is NaN where empty, 0 where it is only rounding.
+  columns: dict[str, np.ndarray]  # of influence.csv, [R]
+  history: dict[str, np.ndarray]  # FIL, name → [N, R]
+  # client → layer → estimator → round, error, norm → [N]
+  tracked: dict[str, dict[str, dict[str, dict[str, np.ndarray]]]]
+  cleanse: dict[str, Any] | None  # of records.Cleanse
+  debug: dict[str, Any] | None  # of records.Debug
+  files: list[str]  # those that are there
+
+  @property
+  def rounds(self):
+    """The evaluated rounds, [N]."""
+    return [line["round"] for line in self.metrics]
+
+  @property
+  def names(self):
+    """The estimators, in the order of the recipe."""
+    return list(self.summary["estimators"])
+
+  @property
+  def has_exact(self):
+    """Whether any client was replayed."""
+    return bool(np.isfinite(self.columns.get("fil_exact", np.nan)).any())
+
+
+def read(folder: pathlib.Path) -> Contents:
+  """Reads the workdir of a finished run."""
+  if not (folder / records.SUMMARY).is_file():
+    raise ValueError(
+      f"{folder} is not a finished run: it has no {records.SUMMARY}; start"
+      f" experiments.run --workdir={folder} first"
+    )
+  # Not timing.jsonl: a report is the same in every rerun.
+  parsers = {
+    records.SUMMARY: json.load,
+    records.CONFIG: json.load,
+    records.METRICS: _lines,
+    records.INFLUENCE: _influence,
+    records.HISTORY: _history,
+    records.LAYERS: _layers,
+    records.CLEANSE: json.load,
+    records.DEBUG: json.load,
+  }
+  found = {
+    name: _parsed(folder / name, parse)
+    for name, parse in parsers.items()
+    if (folder / name).is_file()
+  }
+  summary = found[records.SUMMARY]
+  ids, columns = found.get(records.INFLUENCE, ([], {}))
+  return Contents(
+    summary=summary,
+    config=found.get(records.CONFIG, {}),
+    metrics=found.get(records.METRICS, []),
+    ids=ids,
+    columns={
+      name: _without_rounding(values, name[:3], summary)
+      for name, values in columns.items()
+    },
+    history={
+      name: _without_rounding(values, "fil", summary)
+      for name, values in found.get(records.HISTORY, {}).items()
+    },
+    tracked=found.get(records.LAYERS, {}),
+    cleanse=found.get(records.CLEANSE),
+    debug=found.get(records.DEBUG),
+    files=list(found),
+  )
+
+
+def read_metrics(folder: pathlib.Path) -> list[dict[str, Any]]:
+  """Reads the evaluated rounds of a run, finished or not."""
+  return _parsed(folder / records.METRICS, _lines)
+
+
+def _parsed(path, parse):
+  with path.open(newline="", encoding="utf-8") as file:
+    try:
+      return parse(file)
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+      raise ValueError(
+        f"{path} cannot be read: {type(error).__name__} {error}"
+      ) from error
+
+
+def _lines(file):
+  return [json.loads(line) for line in file if line.strip()]
+
+
+def _history(file):
+  """Returns FIL, name → [N, R]."""
+  lines = _lines(file)
+  names = lines[0]["fil"] if lines else ()
+  return {
+    name: np.array([line["fil"][name] for line in lines], float)
+    for name in names
+  }
+
+
+def _influence(file):
+  """Returns the ids [R] and the other columns [R]."""
+  rows = list(csv.DictReader(file, strict=True))
+  names = [name for name in (rows[0] if rows else ()) if name != "client_id"]
+  columns = {name: _floats(row[name] for row in rows) for name in names}
+  return [row["client_id"] for row in rows], columns
+
+
+def _layers(file):
+  """Returns client → layer → estimator → field → [N]."""
+  fields = ("round", "error", "norm")
+  tracked = {}
+  for row in csv.DictReader(file, strict=True):
+    layers = tracked.setdefault(row["client"], {})
+    traces = layers.setdefault(row["layer"], {})
+    cells = traces.setdefault(row["estimator"], {f: [] for f in fields})
+    for field in fields:
+      cells[field].append(row[field])
+  for layers in tracked.values():
+    for traces in layers.values():
+      for cells in traces.values():
+        cells.update({f: _floats(values) for f, values in cells.items()})
+  return tracked
+
+
+def _without_rounding(values, kind, summary):
+  """Sets to 0 what is only rounding, or clients never drawn seem to matter."""
+  least = {
+    "fil": 1e-6 * abs(summary["loss"] or 0),
+    "fia": 0.5 / max(1, summary["test_examples"]),  # half an example
+  }
+  return np.where(np.abs(values) < least.get(kind, 0), 0.0, values)
+
+
+def _floats(cells):
+  values = np.array([float(cell or "nan") for cell in cells])
+  return np.where(np.isfinite(values), values, np.nan)
+
+
+def _flat(content, prefix=""):
+  if not isinstance(content, dict):
+    return {prefix: content}
+  parts = [
+    _flat(v, f"{prefix}.{k}" if prefix else k) for k, v in content.items()
+  ]
+  return {k: v for part in parts for k, v in part.items()}
+
+
+def _round(line):
+  """Returns the round a line of a log is about; 0 for a header."""
+  if line.startswith("{"):
+    return json.loads(line)["round"]
+  first = line.split(",", 1)[0]
+  return int(first) if first.isdecimal() else 0
