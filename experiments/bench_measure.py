@@ -11,8 +11,9 @@ import numpy as np
 from experiments import estimators as named
 import fedinf_jax as fi
 from fedinf_jax import checks
-from fedinf_jax import curvature
-from fedinf_jax import influence
+from fedinf_jax import removals as removals_
+from fedinf_jax.curvature import descent
+from fedinf_jax.linalg import low_rank
 
 REPEATS = 3
 SECONDS = 4.0  # Fast rounds are timed together, for about this long.
@@ -82,7 +83,7 @@ def sigma(federation: Federation, estimator: str, peak: float) -> dict:
   fed, data = federation.fed, federation.data
   most = int(data.num_examples[federation.cohorts[0]].max())
   samples = min(50, most)
-  params = jax.eval_shape(federation.model.init, jax.random.key(0))
+  params = federation.model.param_shapes()
   size = sum(a.size for a in jax.tree.leaves(params))
   # A participant's upload may be gigabytes: then they come one at a time.
   upload = 4 * fed.local_steps * samples * size
@@ -166,25 +167,25 @@ def _propagation(params, name, *, removals, participants, steps, samples):
     lambda a: normal(participants, steps, samples, a.size), params
   )
   base = jnp.full(participants, 1 / participants, jnp.float32)
-  uploads = influence.Participants(
-    report=curvature.Rows(rows, None),
+  attendance = removals_.Attendance(
     shares=jnp.repeat(base[None], removals, 0),
     base=base,
     slots=jnp.ones(participants, jnp.int32),
+    hits=jnp.arange(participants),
   )
   fed = fi.FedAvg(
     rounds=1, cohort_size=participants, local_steps=steps, learning_rate=0.01
   )
-  setup = curvature.Setup(None, fed, 0.01, samples)
-  hits = jnp.arange(participants)
+  plain = descent.Descent(fed, fed.learning_rate)
 
   @jax.jit
-  def propagate(state, eps, uploads):
-    return estimator.absorb(setup, eps, estimator.begin(state), uploads, hits)
+  def propagate(state, eps, report, attendance):
+    so_far = estimator.begin(state)
+    return estimator.absorb(plain, eps, so_far, report, attendance)
 
   state = estimator.init(params, removals, 1)
   eps = jax.tree.map(lambda a: normal(removals, *a.shape), params)
-  return propagate, (state, eps, uploads)
+  return propagate, (state, eps, low_rank.Rows(rows, None), attendance)
 
 
 def _propagation_seconds(sizes):

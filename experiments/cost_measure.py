@@ -10,13 +10,11 @@ import numpy as np
 
 from experiments import cost_methods
 import fedinf_jax as fi
-from fedinf_jax import curvature
-from fedinf_jax import fedavg
-from fedinf_jax import influence
+from fedinf_jax import federation
 from fedinf_jax import memory
-from fedinf_jax import packing
+from fedinf_jax import removals
 from fedinf_jax import rng
-from fedinf_jax.running import planning
+from fedinf_jax.data import on_device
 
 SEED = 0
 ROUNDS = 3  # Of the training. Before the first, ε is zero.
@@ -78,7 +76,7 @@ def key(side: str, name: str | None, sizes: cost_methods.Sizes) -> tuple:
 
 def _start(sizes):
   """Returns w_0 = 0, made on the host, and the methods' first states."""
-  shapes = jax.eval_shape(_setup(sizes).model.init, jax.random.key(SEED))
+  shapes = _setup(sizes).model.param_shapes()
   zeros = lambda a: jnp.asarray(np.zeros(a.shape, a.dtype))
   params = jax.tree.map(zeros, shapes)
   build = lambda name: cost_methods.METHODS[name].build(sizes)
@@ -96,25 +94,25 @@ def _round(programs, sizes, t, params, states):
     return programs[wanted]
 
   setup = _setup(sizes)
-  train = fedavg.local_training(setup.model, setup.fed)
   draw = np.random.default_rng([SEED, t])
   cohort = draw.choice(sizes.K, sizes.B, replace=False).astype(np.int32)
   clients, local = [], []
   for k in cohort:
     own = _own(sizes, t, k)
-    training = program("training", None, train, params, *own)
-    w, iterates = _timed(training, params, *own)
-    clients.append(curvature.Client(iterates, *own))
+    train = program("training", None, federation.train(setup), params, *own)
+    w, client = _timed(train, params, *own)
+    clients.append(client)
     local.append(w)
-  participants, *moves, params = _close(sizes, params, cohort, _stack(local))
+  attendance = _attendance(sizes, cohort)
+  params, change = _aggregate(params, _stack(local), attendance.base)
   new_states = {}
   for name, state in states.items():
     estimator = cost_methods.METHODS[name].build(sizes)
-    report = functools.partial(estimator.curvature.report, setup)
+    report = functools.partial(federation.report, setup, [estimator.curvature])
     client = program("client", name, report, clients[0])
     reports = _stack([_timed(client, own) for own in clients])
-    inputs = participants._replace(report=reports), jnp.int32(t), *moves
-    update = functools.partial(estimator.update, setup)
+    inputs = reports[estimator.curvature.key], attendance, jnp.int32(t), change
+    update = functools.partial(estimator.update, setup.descent)
     server = program("server", name, update, state, *inputs, donate_argnums=0)
     new_states[name] = _time_update(server, state, inputs)
   return params, new_states
@@ -130,7 +128,10 @@ def _setup(sizes):
     learning_rate=0.003 * 60 / sizes.D,
   )
   model = fi.models.logreg(sizes.D, cost_methods.NUM_CLASSES)
-  return curvature.Setup(model, fed, fed.learning_rate, sizes.n)
+  methods = cost_methods.METHODS.items()
+  estimators = {name: method.build(sizes) for name, method in methods}
+  shapes = model.param_shapes()
+  return federation.setup(model, fed, estimators, shapes, sizes.n)
 
 
 def _own(sizes, t, client):
@@ -142,26 +143,19 @@ def _own(sizes, t, client):
   spread = np.arange(1, sizes.D + 1) ** -0.6
   x = draw.normal(centre, spread, (sizes.n, sizes.D))
   y = np.argmax(x @ q + draw.normal(0, 0.1, (sizes.n, classes)), axis=1)
-  x, y = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.int32)
-  examples = packing.Examples(x, y, jnp.int32(0), jnp.int32(sizes.n))
-  words = jnp.asarray(rng.id_words([client])[0])
-  return examples, rng.Draws(jax.random.key(SEED), jnp.int32(t), words)
+  examples = on_device.alone(x.astype(np.float32), y.astype(np.int32))
+  return examples, rng.draws(SEED, t, client)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _close(sizes, params, cohort, local):
-  """Returns participants without reports, updates, the change of w, and w_t."""
+def _attendance(sizes, cohort):
+  everyone = np.arange(sizes.K)
+  everyone = removals.select(None, everyone, np.zeros((1, 1), int), sizes.K)
   counts = jnp.full(sizes.B, sizes.n, jnp.int32)
-  base = fedavg.weights(counts, jnp.float32)
-  away = jnp.arange(sizes.K)[:, None] == cohort[None]
-  shares = influence.shares_of(jnp.where(away, 0, sizes.n), counts, base)
-  new = fedavg.aggregate(local, counts)
-  updates = jax.tree.map(lambda a, w: a - w[None], local, params)
-  change = jax.tree.map(jnp.subtract, params, new)
-  participants = influence.Participants(
-    report=None, shares=shares, base=base, slots=cohort
-  )
-  return participants, updates, change, new
+  return removals.attendance(everyone, cohort, counts, jnp.float32)
+
+
+_aggregate = jax.jit(federation.aggregate)
 
 
 def _stack(trees):
@@ -173,7 +167,7 @@ def _compile(function, *args, **options):
   compiled = jax.jit(function, **options).lower(*args).compile()
   return Program(
     call=compiled,
-    peak_bytes=planning.compiled_bytes(compiled),
+    peak_bytes=memory.compiled_bytes(compiled),
     output_bytes=memory.tree_bytes(compiled.out_info),
     seconds=[],
   )

@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
+
 import fedinf_jax as fi
 from fedinf_jax import influence
-from fedinf_jax import propagation
+from fedinf_jax import tree
+from fedinf_jax.linalg import low_rank
 
 NUM_CLASSES = 5  # As LEAF's synthetic tasks have.
 MAX_NAIVE = 1300  # Parameters of a layer: beyond, p³ takes too long.
@@ -71,8 +74,13 @@ def _row_method(title, build, blocks, client):
     rows, earlier = s.m * s.N_s, (s.m - 1) * s.N_s
     products = 4 * rows * s.p * s.K
     extra = 2 * earlier * (earlier * s.p + blocks * rows * s.K)
-    # As `propagation.is_compact` says; otherwise the recursion, without them.
-    if products + extra <= propagation.SKINNY * products:
+    sizes = [
+      jax.ShapeDtypeStruct((s.B, s.m, s.N_s, p), float) for p in s.layers
+    ]
+    report = low_rank.Rows(sizes, None)
+    layers = tree.layer_blocks(len(sizes), layerwise=blocks > 1)
+    # Otherwise it is the recursion, without Gram matrices.
+    if low_rank.is_compact(report, layers, s.K, whole=False):
       products += extra
     return s.B * products
 

@@ -5,6 +5,7 @@ from typing import Any
 from typing import NamedTuple
 
 import fedinf_jax as fi
+from fedinf_jax import influence
 
 
 class Part(NamedTuple):
@@ -55,7 +56,7 @@ SPECS = {
 }
 
 
-def build(names: str) -> dict[str, fi.influence.Estimator]:
+def build(names: str) -> dict[str, influence.Estimator]:
   """Builds estimators from a list such as "both,relu"; "" is none."""
   wanted = [name.strip() for name in names.split(",") if name.strip()]
   for name in wanted:

@@ -7,12 +7,12 @@ import pathlib
 import ml_collections
 import numpy as np
 
-from experiments import devices
 from experiments import estimators as named
 import fedinf_jax as fi
 from fedinf_jax import rng
 from fedinf_jax.data import partition
 from fedinf_jax.running import task as tasks
+from fedinf_jax.simulation import devices
 
 GLYPHS = "glyph writers (made here, a stand-in for FEMNIST)"
 CORRUPTIONS = {
@@ -65,7 +65,7 @@ def check(config: ml_collections.ConfigDict):
   exact_rows(config.exact, config.data.num_clients, config.seed)
   if _mesh(config) != "auto":
     # To count the devices would start JAX before other processes can join.
-    devices.shape(_mesh(config))
+    devices.parse_shape(_mesh(config))
 
 
 def check_kinds(kinds: list[str]):
@@ -91,7 +91,7 @@ def build(
       writers; None: glyph writers stand in for it.
   """
   check(config)
-  mesh = devices.mesh(_mesh(config))
+  mesh = devices.parse(_mesh(config))
   read = _READERS[config.data.kind]
   train, x, y, source = read(config, data_dir)
   train, bad = _corrupted(train, config.corrupt, config.seed)

@@ -16,10 +16,10 @@ from rich import console as rich_console
 from rich import table as rich_table
 
 from experiments import bench_measure
-from experiments import devices
 from experiments import launch
 from experiments import recipes
 from experiments import seeds
+from fedinf_jax import memory
 from fedinf_jax import report
 from fedinf_jax.report import numbers
 from fedinf_jax.report import screen as tables
@@ -33,6 +33,7 @@ from fedinf_jax.running import progress
 from fedinf_jax.running import records
 from fedinf_jax.running import task as tasks
 from fedinf_jax.running import workdir
+from fedinf_jax.simulation import devices
 
 _CONFIG = launch.define_config("quickstart")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where to; runs/NAME if none.")
@@ -123,7 +124,7 @@ def print_verdict(folder: pathlib.Path, screen):
 
 def show_plan(name, config, screen):
   """Prints what each device would need and do."""
-  shape = devices.shape(config.mesh)
+  shape = devices.parse_shape(config.mesh)
   fits = shape[0] * shape[1] <= jax.device_count()
   if not fits:
     config.mesh = "none"  # There is no such mesh here to make a task for.
@@ -136,7 +137,7 @@ def show_plan(name, config, screen):
   machine = planning.Machine(*shape, 1e9 * bench_measure.gemm_peak())
   compiled = None
   if fits:
-    compiled = planning.compiled_bytes(tasks.simulator(task).step)
+    compiled = memory.compiled_bytes(tasks.lower(task).compile())
   progress.say(screen, tasks.describe(task))
   screen.print(tables.plan_table(sizes, machine, task.fed.rounds, compiled))
 
@@ -147,7 +148,8 @@ def _table(estimators):
   for name, e in estimators.items():
     table.add_row(
       name,
-      f"{e['upload_models']:.0f} models" + (" each way" if e["asked"] else ""),
+      f"{e['upload_models']:.0f} models"
+      + (" each way" if e["interactive"] else ""),
       numbers.digits(e["fip_relative_error"], 3),
     )
   return table

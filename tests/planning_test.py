@@ -4,12 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import devices
 from experiments import estimators as named
 import fedinf_jax as fi
-from fedinf_jax import sharding
+from fedinf_jax import memory
 from fedinf_jax.running import planning
 from fedinf_jax.running import task as tasks
+from fedinf_jax.simulation import devices
 from tests import binaries
 
 CLIENTS, FEATURES, CLASSES = 800, 1000, 10
@@ -51,9 +51,9 @@ def test_memory_falls_as_planned(enable_x32, names, exact, shapes):
   before = np.inf
   for shape in shapes:
     count = np.prod(shape)
-    mesh = sharding.grid(jax.devices()[:count], shape[1]) if count > 1 else None
-    step = tasks.simulator(task._replace(mesh=mesh)).step
-    compiled = planning.compiled_bytes(step.program().compile())
+    mesh = devices.grid(jax.devices()[:count], shape[1]) if count > 1 else None
+    program = tasks.lower(task._replace(mesh=mesh))
+    compiled = memory.compiled_bytes(program.compile())
     planned = planning.plan(sizes, planning.Machine(*shape, 1e11)).memory
     assert 0.8 < planned / compiled < 1.2, (shape, planned, compiled)
     assert compiled < before
@@ -93,15 +93,15 @@ def test_operations_are_distributed():
   [("auto", (8, 1)), ("none", (1, 1)), ("5", (5, 1)), ("4x2", (4, 2))],
 )
 def test_devices_of_a_recipe(wanted, shape):
-  assert devices.shape(wanted) == shape
-  mesh = devices.mesh(wanted)
+  assert devices.parse_shape(wanted) == shape
+  mesh = devices.parse(wanted)
   assert shape == (1, 1) if mesh is None else mesh.devices.shape == shape
 
 
 @pytest.mark.parametrize("wanted", ["all", "0", "2x2x2", "-1", "9", "8x2"])
 def test_devices_that_do_not_exist(wanted):
   with pytest.raises(ValueError, match="mesh is"):
-    devices.mesh(wanted)
+    devices.parse(wanted)
 
 
 def test_plans_on_the_screen():

@@ -120,7 +120,7 @@ def _upload(measured):
   if not measured["upload_models"]:
     return "nothing"
   models = numbers.digits(measured["upload_models"], 3)
-  each_way = " each way" if measured.get("asked") else ""
+  each_way = " each way" if measured["interactive"] else ""
   size = numbers.amount(measured["upload_bytes_per_participant"], "B")
   return f"{models} models{each_way}<small>{size}</small>"
 

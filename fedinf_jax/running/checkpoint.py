@@ -20,8 +20,8 @@ from jax import lax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from fedinf_jax import sharding
 from fedinf_jax.running import processes
+from fedinf_jax.simulation import devices
 
 LATEST = 2  # checkpoints to keep, besides those of the rounds to keep
 
@@ -59,7 +59,7 @@ class Checkpoints:
   def save(self, state, round_: int):
     """Saves the state after a round."""
     digest = _digest(state)
-    if sharding.mesh_of(state) is None:
+    if devices.mesh_of(state) is None:
       state = jax.device_get(state)
     # When one of orbax's writers fails, those beside it fail later, in threads
     # of their own that print: what failed is raised here anyway.
@@ -134,8 +134,8 @@ class Checkpoints:
       reason = _reason(error)
     if not processes.gather(state is not None).all():
       raise _Damaged(reason)
-    if target.rows is not None:  # Padding rows are not the checkpoint's.
-      state = state._replace(rows=target.rows)
+    if target.replayed is not None:  # Padding is not the checkpoint's.
+      state = state._replace(replayed=target.replayed)
     if _digest(state) != saved["digest"]["digest"]:
       raise _Damaged("its content has changed")
     return state if target.distributed else jax.device_get(state)
@@ -150,7 +150,7 @@ class _Target(NamedTuple):
 
   leaves: dict[str, jax.ShapeDtypeStruct]
   treedef: Any
-  rows: jax.Array | None  # which removals are replayed, padding rows included
+  replayed: jax.Array | None  # int32 [E], padding included
   distributed: bool  # over several devices
 
 
@@ -160,8 +160,8 @@ def _target(state):
   return _Target(
     leaves=_named([shape(a) for a in leaves]),
     treedef=treedef,
-    rows=getattr(state, "rows", None),
-    distributed=sharding.mesh_of(state) is not None,
+    replayed=getattr(state, "replayed", None),
+    distributed=devices.mesh_of(state) is not None,
   )
 
 
@@ -181,12 +181,12 @@ def _sums(state):
   Integers, so the order does not matter; nor do padding rows (zeros, or taken
   out here). One changed word always changes the sums.
   """
-  if getattr(state, "rows", None) is not None:
-    real = state.rows < state.num_removals
-    rows = jnp.where(real, state.rows, 0)
+  if getattr(state, "replayed", None) is not None:
+    real = state.replayed < state.num_removals
+    replayed = jnp.where(real, state.replayed, 0)
     keep = jax.vmap(lambda real, a: jnp.where(real, a, 0))
     replay = jax.tree.map(lambda a: keep(real, a), state.replay)
-    state = state._replace(rows=rows, replay=replay)
+    state = state._replace(replayed=replayed, replay=replay)
   totals = [jnp.uint32(0), jnp.uint32(0)]
   for j, leaf in enumerate(jax.tree.leaves(state)):
     if leaf.dtype == bool:

@@ -11,10 +11,11 @@ import numpy as np
 from scipy import stats
 
 import fedinf_jax as fi
-from fedinf_jax import sharding
+from fedinf_jax import simulation
 from fedinf_jax import tree
 from fedinf_jax.running import records
 from fedinf_jax.running import task as tasks
+from fedinf_jax.simulation import devices
 
 
 class Evaluation(NamedTuple):
@@ -30,7 +31,7 @@ class Evaluation(NamedTuple):
   layers: tuple[str, ...]  # names of the L layers
 
 
-def evaluator(task: tasks.Task) -> Callable[[fi.runs.State], Evaluation]:
+def evaluator(task: tasks.Task) -> Callable[[simulation.State], Evaluation]:
   """Builds the evaluation of a state of a task."""
   model, rows = task.model, tasks.examined(task)
 
@@ -46,8 +47,8 @@ def evaluator(task: tasks.Task) -> Callable[[fi.runs.State], Evaluation]:
   def evaluate(state) -> Evaluation:
     run = fi.Run.of(model, state)
     exact = run.spread_exact
-    x, y = sharding.put(
-      sharding.mesh_of(state), (task.x, task.y), sharding.WHOLE
+    x, y = devices.put(
+      devices.mesh_of(state), (task.x, task.y), devices.REPLICATED
     )
     names = [*(["exact"] if exact is not None else []), *run.spread_eps]
     influence, norm, error = {}, {}, {}
@@ -92,7 +93,7 @@ def _norms(run, name, rows, minus=None):
       count = len(jax.tree.leaves(run.spread_exact)[0])
     eps = [a[np.resize(rows, count)] for a in eps]
   found = _layer_norms(eps, None if minus is None else jax.tree.leaves(minus))
-  return np.asarray(sharding.whole(found), float)[: len(rows)]
+  return np.asarray(devices.replicate(found), float)[: len(rows)]
 
 
 @jax.jit

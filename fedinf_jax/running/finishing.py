@@ -69,7 +69,7 @@ def _estimator(task, name, trained, last_quarter):
     description=task.descriptions[name],
     upload_bytes_per_participant=upload,
     upload_models=upload / memory.tree_bytes(trained.state.params),
-    asked=not estimator.curvature.uploads,
+    interactive=estimator.curvature.interactive,
     agreement=evaluations.agreement(trained.evaluation, name),
     last_quarter=last_quarter,
     largest_growth=float(np.asarray(health.growth, float).max()),

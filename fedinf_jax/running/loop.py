@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import jax
 
-import fedinf_jax as fi
+from fedinf_jax import simulation
 from fedinf_jax.running import checkpoint
 from fedinf_jax.running import evaluation as evaluations
 from fedinf_jax.running import processes
@@ -36,7 +36,7 @@ class Saving(NamedTuple):
 class Trained(NamedTuple):
   """A run at its end."""
 
-  state: fi.runs.State
+  state: simulation.State
   evaluation: evaluations.Evaluation
 
 

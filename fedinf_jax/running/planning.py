@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 import fedinf_jax as fi
+from fedinf_jax import influence
 from fedinf_jax import memory
-from fedinf_jax import simulation
 from fedinf_jax.running import task as tasks
 
 FLAG_BYTES = 12  # Per layer of a row: two rounds and a growth.
@@ -93,7 +93,7 @@ class _Layout(NamedTuple):
 
 
 def plan(sizes: Sizes, machine: Machine) -> Plan:
-  """Works out what each device needs; see `engine` for what lies where."""
+  """Works out what each device needs; see `simulation.round` for the layout."""
   layout = _layout(sizes, machine)
   training, propagation, replay = _operations(sizes, layout)
   sent = layout.upload / machine.params + layout.model
@@ -127,21 +127,9 @@ def bottleneck(sizes: Sizes, machine: Machine) -> str:
   return max(seconds, key=seconds.get)
 
 
-def compiled_bytes(compiled: jax.stages.Compiled) -> int:
-  """Returns the memory of a compiled program, by the compiler's account."""
-  needs = compiled.memory_analysis()
-  # The CPU's own peak leaves temporaries out. What is donated counts once.
-  return (
-    needs.argument_size_in_bytes
-    + needs.output_size_in_bytes
-    - needs.alias_size_in_bytes
-    + needs.temp_size_in_bytes
-  )
-
-
 def sizes_of(
   task: tasks.Task,
-  estimators: Mapping[str, fi.influence.Estimator],
+  estimators: Mapping[str, influence.Estimator],
   replayed: int,
   drawn: np.ndarray,
 ) -> Sizes:
@@ -154,7 +142,7 @@ def sizes_of(
     drawn: bool [K], who ever takes part.
   """
   model, train, fed = task.model, task.train, task.fed
-  params = jax.eval_shape(model.init, jax.random.key(0))
+  params = model.param_shapes()
   largest = int(min(train.num_examples.max(), fed.batch_size or math.inf))
   x, y = (
     jax.ShapeDtypeStruct((largest, *a.shape[1:]), a.dtype)
@@ -176,8 +164,8 @@ def sizes_of(
     layers=len(jax.tree.leaves(params)),
     data=train.x.nbytes + train.y.nbytes,
     drawn=float(train.num_examples[drawn].sum() / len(train.x)),
-    applied=any(not e.curvature.uploads for e in estimators.values()),
-    gradient=memory.intermediate_bytes(jax.grad(loss), params, x, y),
+    applied=any(e.curvature.interactive for e in estimators.values()),
+    gradient=memory.gradient_bytes(model, params, (x, y)),
     forward=memory.intermediate_bytes(model.apply, params, x),
     item=train.x.dtype.itemsize,
   )
@@ -187,7 +175,7 @@ def _uploads(task, estimators, training):
   """Returns bytes per kind of upload, and operations per estimator."""
   uploads, propagations = {}, []
   for estimator in estimators.values():
-    if not estimator.curvature.uploads:  # Training's derivative, on every ε.
+    if estimator.curvature.interactive:  # Training's derivative, on every ε.
       propagations.append(2 * training)
     else:
       bytes_ = fi.upload_bytes(task.model, task.train, task.fed, estimator)
@@ -200,9 +188,7 @@ def _uploads(task, estimators, training):
 def _layout(sizes, machine):
   devices = machine.devices
   upload = sum(sizes.uploads)
-  together = sizes.participants
-  if upload:
-    together = min(together, max(1, simulation.UPLOAD_BYTES // upload))
+  together = min(sizes.participants, memory.uploads_at_once(upload))
   lanes = math.ceil(together / devices)
   return _Layout(
     model=sizes.params * sizes.item,

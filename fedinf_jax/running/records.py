@@ -104,7 +104,7 @@ class Estimator(NamedTuple):
   description: str
   upload_bytes_per_participant: int
   upload_models: float
-  asked: bool  # participants answer the server instead of uploading
+  interactive: bool  # participants answer the server instead of uploading
   agreement: Agreement
   last_quarter: dict[str, float | None]  # means of the fields LAST_QUARTER
   largest_growth: float

@@ -10,7 +10,9 @@ import jax
 import numpy as np
 
 import fedinf_jax as fi
+from fedinf_jax import influence
 from fedinf_jax import rng
+from fedinf_jax import simulation
 from fedinf_jax.running import records
 from fedinf_jax.running import workdir
 
@@ -27,7 +29,7 @@ class Task(NamedTuple):
   y: np.ndarray  # [N] test labels
   fed: fi.FedAvg
   recipe: Mapping[str, Any] = _NOTHING  # what config.json says under "config"
-  estimators: Mapping[str, fi.influence.Estimator] = _NOTHING
+  estimators: Mapping[str, influence.Estimator] = _NOTHING
   descriptions: Mapping[str, str] = _NOTHING  # of the estimators, in words
   exact: bool | list[int] = False  # clients to replay: all, none or some
   seed: int = 0
@@ -42,15 +44,21 @@ class Task(NamedTuple):
 
 def simulator(task: Task) -> fi.Simulator:
   """Prepares the simulation of a task: its `init` and its `step`."""
-  return fi.simulator(
-    task.model,
-    task.train,
-    task.fed,
-    estimators=dict(task.estimators),
-    exact=task.exact,
-    seed=task.seed,
-    mesh=task.mesh,
-  )
+  return fi.simulator(task.model, task.train, task.fed, **_options(task))
+
+
+def lower(task: Task) -> jax.stages.Lowered:
+  """Lowers the program of the simulation's `step`; nothing is run."""
+  return simulation.lower(task.model, task.train, task.fed, **_options(task))
+
+
+def _options(task):
+  return {
+    "estimators": dict(task.estimators),
+    "exact": task.exact,
+    "seed": task.seed,
+    "mesh": task.mesh,
+  }
 
 
 def about(task: Task) -> records.About:
