@@ -149,8 +149,7 @@ def _own(sizes, t, client):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _attendance(sizes, cohort):
-  everyone = np.arange(sizes.K)
-  everyone = removals.select(None, everyone, np.zeros((1, 1), int), sizes.K)
+  everyone = removals.leave_one_out(sizes.K)
   counts = jnp.full(sizes.B, sizes.n, jnp.int32)
   return removals.attendance(everyone, cohort, counts, jnp.float32)
 

@@ -6,6 +6,7 @@ from fedinf_jax import metrics as metrics
 from fedinf_jax import models as models
 from fedinf_jax import theory as theory
 from fedinf_jax import valuation as valuation
+from fedinf_jax import version
 from fedinf_jax.curvature import answer as answer
 from fedinf_jax.curvature import dense_hessian as dense_hessian
 from fedinf_jax.curvature import exact_difference as exact_difference
@@ -28,4 +29,4 @@ from fedinf_jax.simulation import simulator as simulator
 from fedinf_jax.simulation import upload_bytes as upload_bytes
 from fedinf_jax.types import Model as Model
 
-__version__ = "0.4.0"
+__version__ = version.VERSION

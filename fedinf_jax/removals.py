@@ -94,6 +94,16 @@ def select(
   return Removals(number.astype(np.int32), mask, first.astype(np.int32))
 
 
+def leave_one_out(num_clients: int) -> Removals:
+  """Returns the removals of each client alone, for a server by itself.
+
+  When each was first drawn only a replay needs to know, which a server by
+  itself does not do.
+  """
+  everyone = np.arange(num_clients)
+  return select(None, everyone, np.zeros((0, 0), int), num_clients)
+
+
 def hits(
   mask: np.ndarray | None, cohorts: np.ndarray, nobody: int
 ) -> np.ndarray:

@@ -233,7 +233,7 @@ def test_a_file_without_writers_adds_none(tmp_path):
   "read", [femnist.from_leaf, lambda f: femnist.prepare_tfds(f, f / "tfds")]
 )
 def test_a_folder_must_have_files(tmp_path, read):
-  with pytest.raises(ValueError, match=r"nowhere: is no folder"):
+  with pytest.raises(ValueError, match=r"nowhere: is not a folder"):
     read(tmp_path / "nowhere")
   with pytest.raises(ValueError, match=r"has no \*\.json.*'train'"):
     read(tmp_path)

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(fedinf_jax.__file__).parent
 # From the ground up. A module imports from lower floors only; within a folder,
 # the same holds for the floors of that folder.
 FLOORS = [
-  {"types", "tree", "rng"},
+  {"types", "tree", "rng", "version"},
   {"checks", "memory"},
   {"data", "models", "linalg"},
   {"metrics", "fedavg"},
@@ -52,6 +52,23 @@ WITHIN = {
     {"round"},
     {"plan"},
     {"simulator"},
+  ],
+  "running": [
+    {"files", "processes"},
+    {"records"},
+    {"workdir", "progress", "checkpoint"},
+    {"task"},
+    {"evaluation", "planning"},
+    {"loop"},
+    {"finishing"},
+  ],
+  "report": [
+    {"numbers"},
+    {"captions", "verdict", "screen"},
+    {"drawing"},
+    {"tracked_figures", "cleanse_figures", "tables"},
+    {"figures"},
+    {"page"},
   ],
 }
 # The method and the simulation are pure: files, clocks and screens are above.

@@ -214,7 +214,7 @@ def test_every_recipe_can_be_simulated(recipe, num_params, stand_in):
   assert task.stand_in == stand_in
   state = tasks.simulator(task).init()
   assert sum(a.size for a in jax.tree.leaves(state.params)) == num_params
-  assert len(state.rows) == 5
+  assert len(state.replayed) == 5
   assert task.keep_rounds == {max(1, round(0.02 * config.cleanse_round))}
 
 

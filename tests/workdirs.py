@@ -205,7 +205,7 @@ def _summary(name, measured, layers, blows_up):
     description=DESCRIPTIONS.get(name, "lowrank_hessian(rank=50)"),
     upload_bytes_per_participant=int(upload * NUM_PARAMS * 4),
     upload_models=upload,
-    asked=name == "naive",
+    interactive=name == "naive",
     agreement=measured[-1]._replace(truncated_fraction=truncated),
     last_quarter={field: mean(field) for field in records.LAST_QUARTER},
     largest_growth=growth,

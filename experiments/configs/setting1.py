@@ -6,7 +6,7 @@ LEAF's `log_reg` puts a sigmoid on its logits, which costs convexity. All 1000
 clients are replayed as the ground truth; the paper took 200 of them
 (--config.exact=200). Two idle cores: about 10 minutes; 2 with
 --config.exact=none. Expect test loss 1.33–1.40 and accuracy 0.47–0.60. Pearson
-of FIL: README, Results.
+of FIL: docs/results.md.
 """
 
 import ml_collections

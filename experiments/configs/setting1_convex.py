@@ -3,7 +3,7 @@
 python -m experiments.run --config=experiments/configs/setting1_convex.py
 
 Two idle cores: about 10 minutes; 2 with --config.exact=none. Expect test loss
-0.38–0.50 and accuracy 0.83–0.90. Pearson of FIL: README, Results.
+0.38–0.50 and accuracy 0.83–0.90. Pearson of FIL: docs/results.md.
 """
 
 from experiments.configs import setting1

@@ -3,7 +3,7 @@ r"""Setting 2 of the paper: a CNN without activations on IID FEMNIST.
 python -m experiments.run --config=experiments/configs/setting2.py \
     --data_dir=FEMNIST
 
-Two idle cores: about 15 minutes, an hour with the estimators of README's table
+Two idle cores: about 15 minutes, an hour with the estimators of docs/results.md
 (the Hessian ones are the slow ones). On real FEMNIST expect a plateau at a test
 loss of 3.2 until round 100, on which every estimate loses its way for a while.
 """

@@ -182,7 +182,7 @@ def leaf_files(folder: str | os.PathLike, split: str) -> list[pathlib.Path]:
     folder = folder / split
   paths = sorted(folder.glob("*.json"))
   if not paths:
-    problem = "has no *.json" if folder.is_dir() else "is no folder"
+    problem = "has no *.json" if folder.is_dir() else "is not a folder"
     raise ValueError(
       f"{folder}: {problem}; LEAF's files belong there or in its subfolder"
       f" {split!r}"

@@ -46,7 +46,7 @@ def dirichlet(
   if not 0 < alpha < np.inf:
     raise ValueError(f"alpha is {alpha}; it must be positive and finite")
   if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-    raise ValueError("y must hold one integer label an example")
+    raise ValueError("y must hold one integer label per example")
   draw = rng.host_generator(seed, rng.Stream.PARTITION, num_clients)
   parts = [[] for _ in range(num_clients)]
   for label in np.unique(y):
@@ -71,7 +71,7 @@ def by_writer(
   Args:
     x: [N, ...].
     y: [N, ...].
-    writers: N ids, one an example; clients come in order of first appearance.
+    writers: N ids, one per example; clients come in order of first appearance.
     num_classes: passed on.
   """
   x, y = _arrays(x, y, 1)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-import fedinf_jax as fi
+from fedinf_jax import influence
+from fedinf_jax import metrics as metrics_
 from fedinf_jax import simulation
 from fedinf_jax import tree
 from fedinf_jax.running import records
@@ -27,7 +28,7 @@ class Evaluation(NamedTuple):
   fia: dict[str, np.ndarray]  # [R]
   norm: dict[str, np.ndarray]  # ‖ε_(j)‖ of the examined removals, [E, L]
   error: dict[str, np.ndarray]  # ‖ε_(j) − ε*_(j)‖, [E, L]; without "exact"
-  health: dict[str, fi.Health]
+  health: dict[str, influence.Health]
   layers: tuple[str, ...]  # names of the L layers
 
 
@@ -37,7 +38,7 @@ def evaluator(task: tasks.Task) -> Callable[[simulation.State], Evaluation]:
 
   def loss_and_accuracy(outputs, y):
     return jnp.stack(
-      [model.loss(outputs, y).mean(), fi.metrics.accuracy(outputs, y)]
+      [model.loss(outputs, y).mean(), metrics_.accuracy(outputs, y)]
     )
 
   @jax.jit
@@ -45,15 +46,15 @@ def evaluator(task: tasks.Task) -> Callable[[simulation.State], Evaluation]:
     return loss_and_accuracy(model.apply(params, x), y)
 
   def evaluate(state) -> Evaluation:
-    run = fi.Run.of(model, state)
+    run = simulation.Run.of(model, state)
     exact = run.spread_exact
     x, y = devices.put(
       devices.mesh_of(state), (task.x, task.y), devices.REPLICATED
     )
     names = [*(["exact"] if exact is not None else []), *run.spread_eps]
-    influence, norm, error = {}, {}, {}
+    change, norm, error = {}, {}, {}
     for name in names:
-      influence[name] = _influence(run, loss_and_accuracy, x, y, name)
+      change[name] = _influence(run, loss_and_accuracy, x, y, name)
       norm[name] = _norms(run, name, rows)
       if name != "exact" and exact is not None:
         error[name] = _norms(run, name, rows, minus=exact)
@@ -61,8 +62,8 @@ def evaluator(task: tasks.Task) -> Callable[[simulation.State], Evaluation]:
     return Evaluation(
       loss=float(loss),
       accuracy=float(accuracy),
-      fil={name: a[:, 0] for name, a in influence.items()},
-      fia={name: a[:, 1] for name, a in influence.items()},
+      fil={name: a[:, 0] for name, a in change.items()},
+      fia={name: a[:, 1] for name, a in change.items()},
       norm=norm,
       error=error,
       health=run.health,
@@ -189,7 +190,7 @@ def layers(
   return rows
 
 
-def trust(health: fi.Health) -> dict[str, records.LayerTrust]:
+def trust(health: influence.Health) -> dict[str, records.LayerTrust]:
   """Returns what became of each layer's influence, by the layer's name."""
   truncated_at = np.asarray(health.truncated_at)
   growth = np.asarray(health.growth, float)

@@ -5,8 +5,8 @@ import pathlib
 import jax
 import numpy as np
 
-import fedinf_jax as fi
 from fedinf_jax import memory
+from fedinf_jax import simulation
 from fedinf_jax.running import evaluation as evaluations
 from fedinf_jax.running import loop
 from fedinf_jax.running import records
@@ -63,7 +63,7 @@ def _summary(task, folder, trained):
 def _estimator(task, name, trained, last_quarter):
   """Returns what summary.json says about an estimator."""
   estimator = task.estimators[name]
-  upload = fi.upload_bytes(task.model, task.train, task.fed, estimator)
+  upload = simulation.upload_bytes(task.model, task.train, task.fed, estimator)
   health = trained.evaluation.health[name]
   return records.Estimator(
     description=task.descriptions[name],

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-import fedinf_jax as fi
 from fedinf_jax import influence
 from fedinf_jax import memory
+from fedinf_jax import simulation
 from fedinf_jax.running import task as tasks
 
 FLAG_BYTES = 12  # Per layer of a row: two rounds and a growth.
@@ -178,7 +178,9 @@ def _uploads(task, estimators, training):
     if estimator.curvature.interactive:  # Training's derivative, on every ε.
       propagations.append(2 * training)
     else:
-      bytes_ = fi.upload_bytes(task.model, task.train, task.fed, estimator)
+      bytes_ = simulation.upload_bytes(
+        task.model, task.train, task.fed, estimator
+      )
       uploads[estimator.curvature.key] = bytes_
       item = task.train.x.dtype.itemsize
       propagations.append(4 * bytes_ / item)  # 4 m S P

@@ -9,10 +9,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-import fedinf_jax as fi
+from fedinf_jax import fedavg
 from fedinf_jax import influence
 from fedinf_jax import rng
 from fedinf_jax import simulation
+from fedinf_jax import types as types_
+from fedinf_jax.data import federated
 from fedinf_jax.running import records
 from fedinf_jax.running import workdir
 
@@ -23,11 +25,11 @@ class Task(NamedTuple):
   """Everything that a run depends on."""
 
   name: str  # of the recipe
-  model: fi.Model
-  train: fi.FederatedData
+  model: types_.Model
+  train: federated.FederatedData
   x: np.ndarray  # [N, ...] test inputs
   y: np.ndarray  # [N] test labels
-  fed: fi.FedAvg
+  fed: fedavg.FedAvg
   recipe: Mapping[str, Any] = _NOTHING  # what config.json says under "config"
   estimators: Mapping[str, influence.Estimator] = _NOTHING
   descriptions: Mapping[str, str] = _NOTHING  # of the estimators, in words
@@ -42,9 +44,11 @@ class Task(NamedTuple):
   bad: tuple = ()  # ids of clients that were corrupted on purpose
 
 
-def simulator(task: Task) -> fi.Simulator:
+def simulator(task: Task) -> simulation.Simulator:
   """Prepares the simulation of a task: its `init` and its `step`."""
-  return fi.simulator(task.model, task.train, task.fed, **_options(task))
+  return simulation.simulator(
+    task.model, task.train, task.fed, **_options(task)
+  )
 
 
 def lower(task: Task) -> jax.stages.Lowered:

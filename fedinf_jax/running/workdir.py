@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-import fedinf_jax as fi
+from fedinf_jax import version
 from fedinf_jax.running import files
 from fedinf_jax.running import records
 
@@ -90,7 +90,7 @@ def versions() -> dict[str, str]:
   """Returns the versions that the numbers of a run depend on."""
   names = ("jax", "jaxlib", "flax", "optax", "numpy")
   found = {name: importlib.metadata.version(name) for name in names}
-  return {"fedinf_jax": fi.__version__, **found}
+  return {"fedinf_jax": version.VERSION, **found}
 
 
 def git_revision() -> str | None:

@@ -72,7 +72,7 @@ def choose(
 
 
 def rewards(fil: Any, budget: float = 1.0) -> np.ndarray:
-  """Shares a budget out among the clients that help.
+  """Divides a budget among the clients that help.
 
       reward_k = budget · max(FIL_k, 0) / Σ_j max(FIL_j, 0)
 
