@@ -162,7 +162,7 @@ def _absorb(
   examiner = guards.examiner(guard, so_far.terms, attendance)
   absorb = curvature.absorb
   if isinstance(report, wall.Answer):
-    absorb = wall.absorb_answers(curvature.layerwise)
+    absorb = wall.absorb_answers(layerwise=curvature.layerwise)
   lost, grown = absorb(
     descent, report, eps, so_far.lost, attendance, examiner, prepared
   )
@@ -202,7 +202,7 @@ def _end(
     eps=state.eps,
     lost=so_far.lost,
     empty=empty,
-    blocks=tree.layer_blocks(num_layers, curvature.layerwise),
+    blocks=tree.layer_blocks(num_layers, layerwise=curvature.layerwise),
   )
   # C_t \ r is empty: the counterfactual round is skipped.
   skipped = jax.tree.map(lambda e, d: e + d[None], state.eps, change.undone)

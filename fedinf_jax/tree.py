@@ -133,7 +133,7 @@ def finite_rows(tree):
 # Below, a layer is a leaf: L of them, with a row per removal each.
 
 
-def layer_blocks(num_layers: int, layerwise: bool) -> list[tuple[int, ...]]:
+def layer_blocks(num_layers: int, *, layerwise: bool) -> list[tuple[int, ...]]:
   """Returns which layers belong together: each alone, or all."""
   layers = range(num_layers)
   return [(j,) for j in layers] if layerwise else [tuple(layers)]

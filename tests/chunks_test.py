@@ -39,7 +39,9 @@ def test_chunks_of_uploads_change_nothing():
     cases.close(first, second)
 
 
-@pytest.mark.parametrize("name", ["both", "fine"])
+@pytest.mark.parametrize(
+  "name", [pytest.param("both", marks=pytest.mark.slow), "fine"]
+)
 def test_chunks_of_removals_change_nothing(name, monkeypatch):
   data = cases.make_data((4,), sizes=(9, 8, 7, 12, 6, 5, 8))
   fed = fi.FedAvg(rounds=4, cohort_size=3, local_steps=2, learning_rate=2.0)

@@ -22,7 +22,7 @@ def make(num_removals, factor=False, layerwise=False):
   shares = np.tile(base, (num_removals, 1))
   shares[1] = [0, 0.6, 0.4]
   shares[4] = [0.7, 0, 0.3]
-  blocks = tree.layer_blocks(2, layerwise)
+  blocks = tree.layer_blocks(2, layerwise=layerwise)
   return low_rank.Rows(rows, factors), eps, shares, base, blocks
 
 

@@ -36,7 +36,10 @@ def test_the_data_are_leaf_s():
 
 @pytest.mark.parametrize(
   ("activation", "loss", "accuracy"),
-  [("sigmoid", (1.33, 1.40), (0.47, 0.60)), (None, (0.38, 0.50), (0.83, 0.90))],
+  [
+    pytest.param("sigmoid", (1.33, 1.40), (0.47, 0.60), marks=pytest.mark.slow),
+    (None, (0.38, 0.50), (0.83, 0.90)),
+  ],
 )
 def test_a_thousand_rounds_land_in_the_window(activation, loss, accuracy):
   train, test = data()

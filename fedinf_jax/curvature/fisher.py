@@ -50,7 +50,7 @@ def fisher(
   def report(setup, client):
     check(setup)
     num_layers = len(jax.tree.leaves(client.iterates))
-    blocks = tree.layer_blocks(num_layers, layerwise)
+    blocks = tree.layer_blocks(num_layers, layerwise=layerwise)
 
     def step(inputs):
       gradients = _sampled_gradients(setup, client, inputs, num_samples, labels)

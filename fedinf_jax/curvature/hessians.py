@@ -32,7 +32,7 @@ def dense_hessian(
   checks.one_of("upload", upload, ("product", "steps"))
 
   def apply(step, sigma):
-    flat, unflatten = _blocks_of(sigma, layerwise)
+    flat, unflatten = _blocks_of(sigma, layerwise=layerwise)
     pairs = zip(flat, step, strict=True)
     return unflatten([low_rank.matmul(a, h.T) for a, h in pairs])
 
@@ -40,7 +40,9 @@ def dense_hessian(
     def hessians(step):
       i, w = step
       gradient = jax.grad(wall.step_loss(setup, client, i))
-      return setup.descent.scaled(hessian_blocks(gradient, w, layerwise))
+      return setup.descent.scaled(
+        hessian_blocks(gradient, w, layerwise=layerwise)
+      )
 
     steps = lax.map(
       hessians, (jnp.arange(setup.fed.local_steps), client.iterates)
@@ -52,7 +54,7 @@ def dense_hessian(
   def lost(descent, report, eps):
     if upload == "steps":
       return descents.lost(descent, apply, report, eps)
-    flat, unflatten = _blocks_of(eps, layerwise)
+    flat, unflatten = _blocks_of(eps, layerwise=layerwise)
     pairs = zip(flat, report, strict=True)
     return unflatten([low_rank.matmul(a, x) for a, x in pairs])
 
@@ -112,12 +114,12 @@ def lowrank_hessian(
   )
 
 
-def hessian_blocks(gradient, w, layerwise: bool) -> list[jax.Array]:
+def hessian_blocks(gradient, w, *, layerwise: bool) -> list[jax.Array]:
   """Returns explicit Hessian blocks [P_b, P_b]: of each layer, or of all."""
   leaves, treedef = jax.tree.flatten(w)
   names = tree.names(w)
   blocks = []
-  for block in tree.layer_blocks(len(leaves), layerwise):
+  for block in tree.layer_blocks(len(leaves), layerwise=layerwise):
     size = sum(leaves[j].size for j in block)
     if size > MAX_DENSE:
       name = names[block[0]] if layerwise else "the whole model"
@@ -162,7 +164,7 @@ def _largest_eigenpairs(setup, client, i, w, rank):
   return values, jax.tree.map(flatten, jax.vmap(unravel)(vectors))
 
 
-def _blocks_of(eps, layerwise):
+def _blocks_of(eps, *, layerwise):
   """Flattens leaves [R, ...] to one matrix [R, P_b] per block, and back."""
   leaves, treedef = jax.tree.flatten(eps)
   flat = [a.reshape(a.shape[0], -1) for a in leaves]

@@ -87,7 +87,7 @@ def _lost(layerwise) -> Callable:
 
   def lost(descent, report, eps):
     leaves, treedef = jax.tree.flatten(eps)
-    blocks = tree.layer_blocks(len(leaves), layerwise)
+    blocks = tree.layer_blocks(len(leaves), layerwise=layerwise)
 
     def apply(step, sigma):
       out = [None] * len(leaves)
@@ -113,8 +113,10 @@ def _prepare(layerwise) -> Callable:
     if descent.eta is None:
       return None
     num_layers = len(jax.tree.leaves(report.rows))
-    blocks = tree.layer_blocks(num_layers, layerwise)
-    if not low_rank.is_compact(report, blocks, num_removals, fine, hits):
+    blocks = tree.layer_blocks(num_layers, layerwise=layerwise)
+    if not low_rank.is_compact(
+      report, blocks, num_removals, whole=fine, hits=hits
+    ):
       return None
     return low_rank.gram_matrices(report, blocks, whole=fine)
 
@@ -137,7 +139,7 @@ def _absorb(lost_of, layerwise) -> Callable:
       )
     if prepared is None:
       return recursion(descent, report, eps, lost, attendance, examiner, None)
-    blocks = tree.layer_blocks(len(jax.tree.leaves(eps)), layerwise)
+    blocks = tree.layer_blocks(len(jax.tree.leaves(eps)), layerwise=layerwise)
     return low_rank.absorb(
       report, prepared, blocks, eps, lost, attendance, examiner
     )

@@ -138,7 +138,7 @@ def one_by_one(lost_of: Callable, *, layerwise: bool) -> Callable:
   def absorb(descent, report, eps, lost, attendance, examiner, prepared):
     del prepared
     num_layers = len(jax.tree.leaves(eps))
-    blocks = tree.layer_blocks(num_layers, layerwise)
+    blocks = tree.layer_blocks(num_layers, layerwise=layerwise)
     square = guards.by_block(tree.layer_dots(eps, eps), blocks)
 
     def add(total, participant):
@@ -162,7 +162,7 @@ def one_by_one(lost_of: Callable, *, layerwise: bool) -> Callable:
   return absorb
 
 
-def absorb_answers(layerwise: bool) -> Callable:
+def absorb_answers(*, layerwise: bool) -> Callable:
   """Builds `Curvature.absorb` for the answers of interactive participants."""
   lost = lambda descent, report, eps: report.lost
   return one_by_one(lost, layerwise=layerwise)

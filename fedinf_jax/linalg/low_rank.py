@@ -60,7 +60,9 @@ def absorb(report, grams, blocks, eps, lost, attendance, examiner):
   """
   shares, hits = attendance.shares, attendance.hits
   fine = examiner is not None
-  per_removal = _removal_bytes(report, blocks, len(shares), fine, hits)
+  per_removal = _removal_bytes(
+    report, blocks, len(shares), whole=fine, hits=hits
+  )
   chunk = memory.chunk_size(len(shares), per_removal)
   if chunk < len(shares):
     hits = None  # They are places among all removals, not within a chunk.
@@ -94,7 +96,7 @@ def absorb(report, grams, blocks, eps, lost, attendance, examiner):
 
 
 def gram_matrices(
-  report: Rows, blocks: list[tuple[int, ...]], whole: bool
+  report: Rows, blocks: list[tuple[int, ...]], *, whole: bool
 ) -> list[jax.Array]:
   """Returns the products of rows with rows that each block needs, [b, q, q].
 
@@ -167,6 +169,7 @@ def is_compact(
   report: Rows,
   blocks: list[tuple[int, ...]],
   num_removals: int,
+  *,
   whole: bool,
   hits: jax.Array | None = None,
 ) -> bool:
@@ -180,7 +183,7 @@ def is_compact(
   for block in blocks:
     b, n, step_rows, p = _sizes(report, block)
     q = n if whole else n - step_rows
-    ways = [_direct_operations(report, block, num_removals, whole)]
+    ways = [_direct_operations(report, block, num_removals, whole=whole)]
     if not whole and hits is not None:
       ways.append(_explicit_operations(report, block, num_removals, hits))
     total += b * 2 * q * q * p + min(ways)
@@ -204,6 +207,7 @@ def _removal_bytes(
   report: Rows,
   blocks: list[tuple[int, ...]],
   num_removals: int,
+  *,
   whole: bool,
   hits: jax.Array | None,
 ) -> int:
@@ -217,7 +221,7 @@ def _removal_bytes(
   return numbers * jax.tree.leaves(report.rows)[0].dtype.itemsize
 
 
-def _direct_operations(report, block, num_removals, whole):
+def _direct_operations(report, block, num_removals, *, whole):
   b, n, step_rows, p = _sizes(report, block)
   substitution = 2 * n * (n - step_rows + (n if whole else 0))
   return b * (4 * n * p + substitution) * num_removals
