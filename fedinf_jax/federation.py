@@ -7,10 +7,14 @@ belong. The server's side sees neither model nor data.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
+import functools
 from typing import Any
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from fedinf_jax import fedavg
 from fedinf_jax import influence
@@ -100,6 +104,96 @@ answer = wall.answer
 # The server's side.
 
 
+class Screening(NamedTuple):
+  """Which replies a server takes, bool [B] each."""
+
+  accepted: jax.Array  # everything that was sent is finite
+  finite: dict[str, jax.Array]  # by field: "local", or a report's curvature
+  restrained: dict[str, jax.Array]  # reports that were scaled down
+
+
+def check_reply(
+  estimators: dict[str, influence.Estimator],
+  descent: descents.Descent,
+  state: ServerState,
+  reply: Reply,
+):
+  """Refuses a reply of one participant whose shapes do not fit.
+
+  Raises:
+    ValueError: naming the field.
+  """
+  wall.require_leaves("local", reply.local, state.params, lambda w: w.shape)
+  stacked = jax.tree.map(lambda a: jnp.asarray(a)[None], reply.reports)
+  for name, estimator in estimators.items():
+    curvature, eps = estimator.curvature, state.estimators[name].eps
+    if curvature.key not in stacked:
+      raise ValueError(f"report: there is none of {curvature.name}")
+    received = stacked[curvature.key]
+    if not curvature.interactive:
+      curvature.check_report(descent, received, 1, eps)
+    elif isinstance(received, wall.Answer):
+      wall.check_answer(received, 1, eps)
+    else:
+      raise ValueError(f"report: that of {curvature.name} is not an Answer")
+
+
+def screen(
+  estimators: dict[str, influence.Estimator], reply: Reply
+) -> tuple[Reply, Screening]:
+  """Sorts out what a server must not compute with.
+
+  A reply that is not finite is left out: masked, as a weight of zero times NaN
+  is NaN. A report that expands although its curvature promised otherwise is
+  scaled down.
+
+  Args:
+    estimators: by name.
+    reply: of all participants, leaves [B, ...].
+  """
+  finite = {"local": tree.finite_rows(reply.local)}
+  reports, restrained = dict(reply.reports), {}
+  distinct = {e.curvature.key: e.curvature for e in estimators.values()}
+  for key, curvature in distinct.items():
+    report = reports.get(key)
+    if not jax.tree.leaves(report):
+      continue
+    field = " ".join(key)
+    finite[field] = tree.finite_rows(report)
+    report = _masked(report, finite[field])
+    if not curvature.interactive:
+      report, excess = curvature.restrain(report)
+      if excess is not None:
+        restrained[field] = excess
+    reports[key] = report
+  accepted = functools.reduce(jnp.logical_and, finite.values())
+  reply = _masked(Reply(reply.local, reports), accepted)
+  return reply, Screening(accepted, finite, restrained)
+
+
+def refusals(screening: Screening, ids: Sequence[Any]) -> list[str]:
+  """Says in one line each what was left out or scaled down, and whose."""
+  lines = []
+  for field, finite in screening.finite.items():
+    lines += [
+      f"client {ids[k]!r}: {field} is not finite; its reply is left out"
+      for k in np.flatnonzero(~np.asarray(finite))
+    ]
+  for field, excess in screening.restrained.items():
+    lines += [
+      f"client {ids[k]!r}: the report {field} expands, which it must not; it is"
+      " scaled down"
+      for k in np.flatnonzero(np.asarray(excess))
+    ]
+  return lines
+
+
+def _masked(values, keep):
+  """Puts zeros in place of the rows that are not kept: leaves [B, ...]."""
+  pick = jax.vmap(lambda keep, a: jnp.where(keep, a, 0))
+  return jax.tree.map(lambda a: pick(keep, a), values)
+
+
 def aggregate(
   params: types.Params, local: types.Params, base: jax.Array
 ) -> tuple[types.Params, influence.ModelChange]:
@@ -110,7 +204,11 @@ def aggregate(
     local: w_{t,m}^k, leaves [B, ...].
     base: a_k, [B].
   """
-  new = fedavg.aggregate(local, base)
+  # Nobody replied: nothing changes.
+  anybody = base.sum() > 0
+  new = jax.tree.map(
+    lambda a, w: jnp.where(anybody, a, w), fedavg.aggregate(local, base), params
+  )
   updates = jax.tree.map(lambda a, w: a - w[None], local, params)
   return new, influence.ModelChange(updates, tree.subtract(params, new))
 
@@ -120,9 +218,12 @@ def end_round(
   descent: descents.Descent,
   state: ServerState,
   reply: Reply,
-  attendance: removals.Attendance,
+  who: removals.Removals,
+  clients: jax.Array,
+  counts: jax.Array,
   round_: jax.Array,
-) -> ServerState:
+  hits: jax.Array | None = None,
+) -> tuple[ServerState, Screening]:
   """Does all that a server does once every participant has replied.
 
   Args:
@@ -131,14 +232,29 @@ def end_round(
     state: after the round before.
     reply: of all participants, leaves [B, ...]. The `Answer` of an interactive
       curvature stands among the reports, under the curvature's key.
-    attendance: of these participants; see `removals.attendance`.
+    who: all R removals, such as `removals.leave_one_out(K)`.
+    clients: int32 [B], the participants as positions.
+    counts: int [B], their n_k.
     round_: [] 1-based.
+    hits: int [H], the removals that they are in, padded with R; None: any.
+
+  Returns:
+    The state after the round, in which only accepted replies took part; and
+    the screening.
   """
+  reply, screening = screen(estimators, reply)
+  attendance = removals.attendance(
+    who,
+    clients,
+    jnp.where(screening.accepted, counts, 0),
+    tree.dtype_of(state.params),
+    hits=hits,
+  )
   params, change = aggregate(state.params, reply.local, attendance.base)
   updated = {}
   for name, estimator in estimators.items():
-    received = reply.reports.get(estimator.curvature.key)
+    received = reply.reports.get(estimator.curvature.key, ())
     updated[name] = estimator.update(
       descent, state.estimators[name], received, attendance, round_, change
     )
-  return ServerState(params, updated)
+  return ServerState(params, updated), screening

@@ -44,6 +44,13 @@ class ModelChange(NamedTuple):
   updates: types.Params  # w_{t,m}^k − w_{t-1}, leaves [B, ...]
   undone: types.Params  # w_{t-1} − w_t
 
+  def check(self, num_participants: int, eps: types.Params):
+    """Refuses changes that do not fit the model, or are not finite."""
+    of_each = lambda e: (num_participants, *e.shape[1:])
+    wall.require_leaves("updates", self.updates, eps, of_each)
+    wall.require_leaves("undone", self.undone, eps, lambda e: e.shape[1:])
+    tree.require_finite_rows("updates", self.updates)
+
 
 class Estimator(NamedTuple):
   """A curvature and a guard, as pure functions of the server."""
@@ -233,9 +240,21 @@ def _update(
       f"{curvature.name} has nothing that a client could upload; send it ε,"
       " and give its `fi.answer` as the report"
     )
-  wall.check_report(report, attendance.shares.shape[1], state.eps)
+  removals.check_attendance(attendance, len(jax.tree.leaves(state.eps)[0]))
+  num_participants = attendance.shares.shape[1]
+  if isinstance(report, wall.Answer):
+    wall.check_answer(report, num_participants, state.eps)
+  else:
+    curvature.check_report(descent, report, num_participants, state.eps)
+  change.check(num_participants, state.eps)
+  tree.require_finite_rows("report", report)
   so_far = _absorb(
-    curvature, guard, descent, state.eps, _begin(guard, state), report,
+    curvature,
+    guard,
+    descent,
+    state.eps,
+    _begin(guard, state),
+    report,
     attendance,
-  )  # fmt: skip
+  )
   return _end(curvature, guard, state, so_far, round_, attendance, change)

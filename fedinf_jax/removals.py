@@ -129,6 +129,28 @@ def counts_left(
   return jnp.where(removed, 0, counts[None])
 
 
+def check_attendance(attendance: Attendance, num_removals: int):
+  """Refuses weights that are none; what is traced is checked by shape only."""
+  shares, base, slots, _ = attendance
+  shape = num_removals, len(base)
+  if shares.shape != shape or base.ndim != 1 or slots.shape != base.shape:
+    raise ValueError(
+      f"attendance: shares {list(shares.shape)}, base {list(base.shape)} and"
+      f" slots {list(slots.shape)} must be [R, B], [B] and [B] with R ="
+      f" {num_removals}"
+    )
+  if isinstance(shares, jax.core.Tracer) or isinstance(base, jax.core.Tracer):
+    return
+  for name, weights in (("shares", shares), ("base", base[None])):
+    total = np.asarray(weights).sum(1)
+    # A removal that nobody is left of has no weights.
+    sums = np.isclose(total, 1, atol=1e-3) | (total == 0)
+    if not (np.asarray(weights) >= 0).all() or not sums.all():
+      raise ValueError(
+        f"attendance: {name} must be >= 0 and sum to 1, or all be 0"
+      )
+
+
 def attendance(
   removals: Removals,
   clients: jax.Array,

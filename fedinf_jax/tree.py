@@ -120,6 +120,18 @@ def dtype_of(tree):
   return jax.tree.leaves(tree)[0].dtype
 
 
+def require_finite_rows(name, tree):
+  """Refuses a tree with a row that is not finite; what is traced passes."""
+  leaves = jax.tree.leaves(tree)
+  if not leaves or any(isinstance(a, jax.core.Tracer) for a in leaves):
+    return
+  finite = finite_rows(tree)
+  if not finite.all():
+    raise ValueError(
+      f"{name}: that of participant {int(finite.argmin())} is not finite"
+    )
+
+
 def finite_rows(tree):
   """Returns whether every row is finite: leaves [R, ...] -> bool [R].
 

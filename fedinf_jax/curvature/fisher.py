@@ -70,6 +70,7 @@ def fisher(
     name="fisher",
     key=wall.key("fisher", num_samples, labels, *shape),
     layerwise=layerwise,
+    spectrum=spectrum,
     report=report,
     check=check,
     sampled=True,

@@ -65,6 +65,7 @@ def dense_hessian(
     report=report,
     lost=lost,
     absorb=wall.one_by_one(lost, layerwise=layerwise),
+    check_report=_check_report(layerwise, upload),
   )
 
 
@@ -109,6 +110,8 @@ def lowrank_hessian(
     name="lowrank_hessian",
     key=wall.key("lowrank_hessian", rank, per, spectrum),
     layerwise=False,
+    spectrum=spectrum,
+    num_steps=1 if per == "round" else None,
     report=report,
     check=check,
   )
@@ -139,6 +142,24 @@ def hessian_blocks(gradient, w, *, layerwise: bool) -> list[jax.Array]:
 
     blocks.append(jax.jacfwd(part)(flat))
   return blocks
+
+
+def _check_report(layerwise, upload):
+  """Builds `Curvature.check_report`."""
+
+  def check_report(descent, report, num_participants, eps):
+    sizes = [e[0].size for e in jax.tree.leaves(eps)]
+    sizes = sizes if layerwise else [sum(sizes)]
+    if len(report) != len(sizes):
+      raise ValueError(
+        f"report: it has {len(report)} matrices; it must have {len(sizes)}"
+      )
+    steps = [descent.fed.local_steps] if upload == "steps" else []
+    for i, (matrix, size) in enumerate(zip(report, sizes, strict=True)):
+      shape = num_participants, *steps, size, size
+      wall.require_shape(f"matrix {i}", matrix, shape)
+
+  return check_report
 
 
 def _multiplied(descent, hessians):

@@ -25,19 +25,36 @@ SPECTRA = {
 }
 
 
-def curvature(*, layerwise: bool, **fields: Any) -> wall.Curvature:
+# The largest eigenvalue of what a step takes away, as each spectrum promises.
+# Above 2, a step expands.
+BOUNDS = {None: None, "clip": 2.0, "relu": 1.0, "exp": 1.0, "implicit": 1.0}
+SLACK = 1e-3  # What rounding may add to it.
+
+
+def curvature(
+  *,
+  layerwise: bool,
+  spectrum: str | None,
+  num_steps: int | None = None,
+  **fields: Any,
+) -> wall.Curvature:
   """Makes a curvature whose reports are `low_rank.Rows`.
 
   Args:
     layerwise: each layer for itself, or rows as whole vectors.
+    spectrum: a name of SPECTRA.
+    num_steps: steps in a report; None: as many as local training has.
     **fields: the other fields of `Curvature`.
   """
   lost = _lost(layerwise)
+  if BOUNDS[spectrum] is not None:
+    fields["restrain"] = _restrain(layerwise, BOUNDS[spectrum])
   return wall.Curvature(
     layerwise=layerwise,
     lost=lost,
     absorb=_absorb(lost, layerwise),
     prepare=_prepare(layerwise),
+    check_report=_check_report(num_steps),
     **fields,
   )
 
@@ -80,6 +97,62 @@ def reshape_spectrum(
         keep = min(rank, keep, alone)
       out[j] = low_rank.matmul(rotation[-keep:], rows[j])
   return out
+
+
+def _check_report(num_steps) -> Callable:
+  """Builds `Curvature.check_report`."""
+
+  def check_report(descent, report, num_participants, eps):
+    if not isinstance(report, low_rank.Rows):
+      raise ValueError(
+        f"report: it is {type(report).__name__}; it must be low_rank.Rows"
+      )
+    steps = num_steps or descent.fed.local_steps
+    shape_of = lambda e: (num_participants, steps, None, e[0].size)
+    wall.require_leaves("rows", report.rows, eps, shape_of)
+    if report.factor is not None:
+      count = jax.tree.leaves(report.rows)[0].shape[2]
+      shape = num_participants, steps, count
+      wall.require_shape("factor", report.factor, shape)
+
+  return check_report
+
+
+def _restrain(layerwise, bound) -> Callable:
+  """Builds `Curvature.restrain`: λ_max(D½GGᵀD½) <= bound, step by step.
+
+  Clients apply the spectrum themselves, so a server that trusts it could be
+  made to blow up everyone's ε by one report. An honest report stays as it is,
+  to the last digit.
+  """
+
+  def restrain(report):
+    leaves, treedef = jax.tree.flatten(report.rows)
+    scale = [None] * len(leaves)
+    factor = report.factor
+    if factor is not None:
+      factor = jnp.maximum(factor, 0)  # Negative curvature would expand.
+    blocks = tree.layer_blocks(len(leaves), layerwise=layerwise)
+    for block in blocks:
+      gram = sum(
+        low_rank.einsum("kmsp,kmtp->kmst", leaves[j], leaves[j]) for j in block
+      )
+      if factor is not None:
+        root = jnp.sqrt(factor)
+        gram = root[..., :, None] * gram * root[..., None, :]
+      # A bound of the largest eigenvalue from above: Gershgorin's.
+      largest = jnp.abs(gram).sum(-1).max(-1)  # [b, M]
+      ratio = jnp.sqrt(bound / jnp.where(largest > 0, largest, bound))
+      shrunk = jnp.where(largest > bound * (1 + SLACK), ratio, 1)
+      for j in block:
+        scale[j] = shrunk
+    rows = [a * s[..., None, None] for a, s in zip(leaves, scale, strict=True)]
+    excess = jnp.stack([(s < 1).any(1) for s in scale]).any(0)
+    if factor is not None:
+      excess = excess | (factor != report.factor).any((1, 2))
+    return low_rank.Rows(treedef.unflatten(rows), factor), excess
+
+  return restrain
 
 
 def _lost(layerwise) -> Callable:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import jax
 from jax import lax
 import jax.numpy as jnp
+import numpy as np
 
 from fedinf_jax import fedavg
 from fedinf_jax import guards
@@ -25,7 +26,6 @@ from fedinf_jax import tree
 from fedinf_jax import types
 from fedinf_jax.curvature import descent as descents
 from fedinf_jax.data import on_device
-from fedinf_jax.linalg import low_rank
 
 
 class Setup(NamedTuple):
@@ -65,8 +65,43 @@ def key(name: str, *options) -> tuple[str, ...]:
   return (name, *map(repr, options))
 
 
+def require_shape(name: str, array, shape: tuple[int | None, ...]):
+  """Refuses an array of another shape; None stands for any length."""
+  found = np.shape(array)
+  fits = len(found) == len(shape) and all(
+    want is None or have == want
+    for have, want in zip(found, shape, strict=False)
+  )
+  if not fits:
+    right = ", ".join("any" if n is None else str(n) for n in shape)
+    raise ValueError(
+      f"report: {name} has shape {list(found)}; it must be [{right}]"
+    )
+
+
+def require_leaves(name: str, tree_, eps: types.Params, shape_of: Callable):
+  """Refuses a tree that has not one array per layer, shape_of(layer) each."""
+  leaves = jax.tree.leaves(eps)
+  found = jax.tree.leaves(tree_)
+  if jax.tree.structure(tree_) != jax.tree.structure(eps):
+    raise ValueError(
+      f"report: {name} has {len(found)} arrays; it must have one for each of"
+      f" the {len(leaves)} layers of the model, in the same tree"
+    )
+  for layer, a, e in zip(tree.names(eps), found, leaves, strict=True):
+    require_shape(layer, a, shape_of(e))
+
+
 def _accept(setup):
   del setup
+
+
+def _accept_report(descent, report, num_participants, eps):
+  del descent, report, num_participants, eps
+
+
+def _leave_as_it_is(report):
+  return report, None
 
 
 def _prepare_nothing(descent, report, num_removals, *, fine, hits):
@@ -90,6 +125,11 @@ class Curvature(NamedTuple):
   # can make ready for `absorb`; None where it would not pay.
   prepare: Callable[..., Any] = _prepare_nothing
   check: Callable[[Setup], None] = _accept  # raises ValueError
+  # check_report(descent, reports, number of participants, eps): of shapes.
+  check_report: Callable[..., None] = _accept_report
+  # restrain(reports) -> the reports, scaled down where they expand more
+  # than was promised, and bool [b], whose were; None: nothing is promised.
+  restrain: Callable[..., tuple[Any, jax.Array | None]] = _leave_as_it_is
   interactive: bool = False  # the report cannot leave the client
   linear: bool = True  # needs a local optimiser that is linear
   sampled: bool = False  # reads a few examples, however many the client has
@@ -168,28 +208,7 @@ def absorb_answers(*, layerwise: bool) -> Callable:
   return one_by_one(lost, layerwise=layerwise)
 
 
-def check_report(report, num_participants: int, eps):
-  """Refuses reports that do not fit the model or each other."""
-  for leaf in jax.tree.leaves(report):
-    if leaf.shape[0] != num_participants:
-      raise ValueError(
-        f"report: {leaf.shape[0]} participants for {num_participants} shares"
-      )
-  if isinstance(report, Answer):
-    sent = jax.tree.leaves(report.lost)
-  elif isinstance(report, low_rank.Rows):
-    sent = jax.tree.leaves(report.rows)
-  else:
-    return
-  leaves = jax.tree.leaves(eps)
-  for name, a, e in zip(tree.names(eps), sent, leaves, strict=True):
-    if isinstance(report, Answer):
-      fits = a.shape[1:] == e.shape
-      right = f"[participants, {', '.join(map(str, e.shape))}]"
-    else:
-      fits = a.ndim == 4 and a.shape[-1] == e[0].size
-      right = f"[participants, steps, rows, {e[0].size}]"
-    if not fits:
-      raise ValueError(
-        f"report: {name} has shape {list(a.shape)}; it must be {right}"
-      )
+def check_answer(answer: Answer, num_participants: int, eps: types.Params):
+  """Refuses answers that do not fit the model."""
+  shape_of = lambda e: (num_participants, *e.shape)
+  require_leaves("lost", answer.lost, eps, shape_of)

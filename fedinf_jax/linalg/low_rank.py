@@ -21,7 +21,7 @@ from fedinf_jax import memory
 from fedinf_jax import tree
 from fedinf_jax import types
 
-_einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 # An operation of the recursion, whose products have a side of S, costs as much
 # as so many here (measured at P = 57,694 and S = 50; BUILD_NOTES.md).
@@ -255,7 +255,7 @@ def _gram(rows, skip):
 
   def product(part):
     a = _stacked(part)
-    return _einsum("kqp,ksp->kqs", a[:, skip:], a[:, : a.shape[1] - skip])
+    return einsum("kqp,ksp->kqs", a[:, skip:], a[:, : a.shape[1] - skip])
 
   whole = rows.shape[3] // COLUMNS
   part = lambda i: lax.dynamic_slice_in_dim(rows, i * COLUMNS, COLUMNS, 3)
@@ -285,7 +285,7 @@ def _solve(earlier, factor, step_rows, u):
   def forward(c, step):
     i, gram_i, weighted_i, factor_i = step
     # Later rows of c are zero.
-    back = _einsum("kqs,ksr->kqr", gram_i, c[:, : n - step_rows])
+    back = einsum("kqs,ksr->kqr", gram_i, c[:, : n - step_rows])
     c_i = weighted_i - (back if factor_i is None else factor_i * back)
     return lax.dynamic_update_slice_in_dim(c, c_i, i * step_rows, 1), None
 
@@ -302,14 +302,14 @@ def _solve(earlier, factor, step_rows, u):
 def _direct(g, gram, solve, keep, e, shares):
   """All rows on ε: 4 Q P R operations."""
   u = sum(
-    _einsum("kqp,rp->kqr", _stacked(a), b) for a, b in zip(g, e, strict=True)
+    einsum("kqp,rp->kqr", _stacked(a), b) for a, b in zip(g, e, strict=True)
   )
   c = solve(u)
   if keep is not None:
-    gain = (c * (_einsum("kqs,ksr->kqr", gram, c) - 2 * u)).sum(1).T  # [R, b]
+    gain = (c * (einsum("kqs,ksr->kqr", gram, c) - 2 * u)).sum(1).T  # [R, b]
     shares = jnp.where(keep(gain), shares, 0)
   c = c * shares.T[:, None, :]
-  return [_einsum("kqr,kqp->rp", c, _stacked(a)) for a in g]
+  return [einsum("kqr,kqp->rp", c, _stacked(a)) for a in g]
 
 
 def _explicit(g, solve, e, base):
@@ -318,5 +318,5 @@ def _explicit(g, solve, e, base):
   ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
   g = jnp.concatenate([_stacked(a) for a in g], axis=2)
   e = jnp.concatenate(e, axis=1)
-  lost = _einsum("kqp,kqs->ps", g * base[:, None, None], solve(g))
-  return jnp.split(_einsum("rs,ps->rp", e, lost), ends, axis=1)
+  lost = einsum("kqp,kqs->ps", g * base[:, None, None], solve(g))
+  return jnp.split(einsum("rs,ps->rp", e, lost), ends, axis=1)
