@@ -14,6 +14,7 @@ from fedinf_jax.curvature import exact_hessian as exact_hessian
 from fedinf_jax.curvature import fisher as fisher
 from fedinf_jax.curvature import layerwise_hessian as layerwise_hessian
 from fedinf_jax.curvature import lowrank_hessian as lowrank_hessian
+from fedinf_jax.curvature import server_side as server_side
 from fedinf_jax.curvature import truncated as truncated
 from fedinf_jax.data import FederatedData as FederatedData
 from fedinf_jax.fedavg import FedAvg as FedAvg

@@ -93,8 +93,8 @@ def train(setup: wall.Setup) -> Callable:
 def report(
   setup: wall.Setup, curvatures: list[wall.Curvature], client: wall.Client
 ) -> dict[Any, Any]:
-  """Makes a participant's reports, one per key; interactive ones have none."""
-  distinct = {c.key: c for c in curvatures if not c.interactive}
+  """Makes the reports that a participant uploads, one per key."""
+  distinct = {c.key: c for c in curvatures if c.uploads}
   return {key: c.report(setup, client) for key, c in distinct.items()}
 
 
@@ -127,6 +127,8 @@ def check_reply(
   stacked = jax.tree.map(lambda a: jnp.asarray(a)[None], reply.reports)
   for name, estimator in estimators.items():
     curvature, eps = estimator.curvature, state.estimators[name].eps
+    if curvature.serve is not None:
+      continue
     if curvature.key not in stacked:
       raise ValueError(f"report: there is none of {curvature.name}")
     received = stacked[curvature.key]

@@ -72,15 +72,27 @@ class Health(NamedTuple):
   growth: jax.Array  # [R, L]: largest growth of a round; > 1 is Case 3
   nonfinite_at: jax.Array  # int32 [R, L]: 1-based round, 0 = never
   layer_names: tuple[str, ...]
+  # [K], of server_side(..., match=True): how far a client's updates were from
+  # any mixture of the server's examples, ‖difference‖ / ‖update‖, on average
+  # over its rounds. Near 1: unlike anything the server holds; NaN: never drawn.
+  residual: jax.Array | None = None
 
 
-def health(state: EstimatorState) -> Health:
-  """Reads the health off a state."""
+def health(state: EstimatorState, residuals: jax.Array | None = None) -> Health:
+  """Reads the health off a state.
+
+  Args:
+    state: of an estimator.
+    residuals: [K + 1, 2], sums and numbers of residuals per client; or None.
+  """
+  if residuals is not None:
+    residuals = residuals[:-1, 0] / residuals[:-1, 1]  # The last is nobody.
   return Health(
     truncated_at=state.guard.truncated_at,
     growth=state.guard.growth,
     nonfinite_at=state.guard.nonfinite_at,
     layer_names=tree.names(state.eps),
+    residual=residuals,
   )
 
 

@@ -29,6 +29,7 @@ class Stream(enum.IntEnum):
   LANCZOS = 9
   CHOOSE = 10
   SHAPLEY = 11
+  SERVER = 12
 
 
 def id_words(ids):
@@ -72,6 +73,12 @@ class Draws(NamedTuple):
     """Returns the key of one local step's draw."""
     key = jax.random.fold_in(self.root, int(stream))
     return jax.random.fold_in(client_key(key, self.round, self.words), step)
+
+
+def server_draws(root: jax.Array, round_: jax.Array) -> Draws:
+  """Returns the draws of the server in a round: no client has the same."""
+  root = jax.random.fold_in(root, int(Stream.SERVER))
+  return Draws(root, round_, jnp.zeros(2, jnp.uint32))
 
 
 def draws(seed: int, round_: int, client_id) -> Draws:

@@ -41,8 +41,9 @@ WITHIN = {
   "curvature": [
     {"descent"},
     {"wall"},
-    {"interactive", "rows"},
-    {"fisher", "hessians"},
+    {"gradients", "interactive", "rows"},
+    {"fisher", "hessians", "matching"},
+    {"server_side"},
   ],
   "valuation": [{"rankings", "shapley"}, {"scores"}],
   "simulation": [

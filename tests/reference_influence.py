@@ -474,7 +474,7 @@ def sequential_influence(
 
 
 def estimate(
-  model, fed, data, w_0, cohorts, removals, seed, curvature, guard
+  model, fed, data, w_0, cohorts, removals, seed, curvature, guard, server=None
 ) -> Estimate:
   r"""Equation (10) for every removal, with one curvature and one guard.
 
@@ -490,6 +490,8 @@ def estimate(
     seed: the run's.
     curvature: a `Curvature`.
     guard: "none", "lwet" or "lwet_participant".
+    server: data of one client, the server, whose P stands for every P_k; None:
+      participants have their own.
   """
   functions = flat(model, w_0)
   n = [int(count) for count in data.num_examples]
@@ -511,7 +513,8 @@ def estimate(
       a = {k: n[k] / total for k in staying}
       terms = {}
       for k in staying:
-        p_k = propagator(model, fed, data, k, *who, curvature)
+        where = (data, k) if server is None else (server, 0)
+        p_k = propagator(model, fed, *where, *who, curvature)
         terms[k] = p_k @ before
         new[r] += a[k] * local_iterates(model, fed, data, k, *who)[1]
       new[r] -= w[t]

@@ -10,5 +10,6 @@ from fedinf_jax.curvature.interactive import exact_hessian as exact_hessian
 from fedinf_jax.curvature.interactive import (
   layerwise_hessian as layerwise_hessian,
 )
+from fedinf_jax.curvature.server_side import server_side as server_side
 from fedinf_jax.curvature.wall import answer as answer
 from fedinf_jax.curvature.wall import truncated as truncated

@@ -93,17 +93,17 @@ def lowrank_hessian(
   def eigenpairs(setup, client, step):
     i, w = step
     values, vectors = _largest_eigenpairs(setup, client, i, w, rank)
-    return vectors, rows.SPECTRA[spectrum](setup.descent.scaled(values))
+    return vectors, setup.descent.scaled(values)
 
   def report(setup, client):
     check(setup)
     pairs = functools.partial(eigenpairs, setup, client)
     steps = jnp.arange(setup.fed.local_steps), client.iterates
     if per == "step":
-      return low_rank.Rows(*lax.map(pairs, steps))
-    vectors, factor = pairs(jax.tree.map(lambda a: a[0], steps))
-    # m equal steps at once: 1 − f^m.
-    factor = 1 - (1 - factor) ** setup.fed.local_steps
+      vectors, values = lax.map(pairs, steps)
+      return low_rank.Rows(vectors, rows.taken_away(values, spectrum, 1))
+    vectors, values = pairs(jax.tree.map(lambda a: a[0], steps))
+    factor = rows.taken_away(values, spectrum, setup.fed.local_steps)
     return jax.tree.map(lambda a: a[None], low_rank.Rows(vectors, factor))
 
   return rows.curvature(
@@ -112,6 +112,7 @@ def lowrank_hessian(
     layerwise=False,
     spectrum=spectrum,
     num_steps=1 if per == "round" else None,
+    first_step_only=per == "round",
     report=report,
     check=check,
   )

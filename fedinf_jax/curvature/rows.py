@@ -66,11 +66,18 @@ def check_options(rank: int | None, spectrum: str | None):
   checks.one_of("spectrum", spectrum, SPECTRA)
 
 
+def taken_away(x: jax.Array, spectrum: str | None, power: int) -> jax.Array:
+  """Returns 1 − f(x)^power."""
+  away = SPECTRA[spectrum](x)
+  return away if power == 1 else 1 - (1 - away) ** power
+
+
 def reshape_spectrum(
   rows: list[jax.Array],
   blocks: list[tuple[int, ...]],
   rank: int | None,
   spectrum: str | None,
+  power: int = 1,
 ) -> list[jax.Array]:
   """Rotates each block's rows to its eigenvectors, by its S × S Gram matrix.
 
@@ -82,13 +89,15 @@ def reshape_spectrum(
     blocks: which layers belong together.
     rank: how many rows to keep; None: all.
     spectrum: f, a name of SPECTRA.
+    power: the step is taken that many times: f^power in place of f.
   """
   out = list(rows)
   for block in blocks:
     gram = sum(low_rank.matmul(rows[j], rows[j].T) for j in block)
     x, u = lanczos.eigh(gram)
     tiny = jnp.finfo(x.dtype).tiny
-    weight = jnp.where(x > tiny, SPECTRA[spectrum](x) / jnp.maximum(x, tiny), 1)
+    away = taken_away(x, spectrum, power)
+    weight = jnp.where(x > tiny, away / jnp.maximum(x, tiny), power)
     rotation = (u * jnp.sqrt(weight)[None]).T
     for j in block:
       keep = len(x)

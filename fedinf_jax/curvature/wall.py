@@ -11,6 +11,7 @@ are interactive: the server sends every ε, and the participant sends back an
 """
 
 from collections.abc import Callable
+from collections.abc import Hashable
 from typing import Any
 from typing import NamedTuple
 
@@ -133,6 +134,18 @@ class Curvature(NamedTuple):
   interactive: bool = False  # the report cannot leave the client
   linear: bool = True  # needs a local optimiser that is linear
   sampled: bool = False  # reads a few examples, however many the client has
+  first_step_only: bool = False  # reads the first iterate, w_{t-1}, alone
+  num_samples: int | None = None  # examples that it reads; None: all
+  # serve(setup, server, params, updates, draws) -> a report by the server, from
+  # examples of its own; None: participants report.
+  serve: Callable[..., Any] | None = None
+  matched: bool = False  # its reports say how well updates were reproduced
+  options: Hashable = None  # what it was made with, where others ask for it
+
+  @property
+  def uploads(self) -> bool:
+    """Whether participants upload a report."""
+    return not self.interactive and self.serve is None
 
 
 def step_loss(setup: Setup, client: Client, step: jax.Array):
@@ -140,6 +153,14 @@ def step_loss(setup: Setup, client: Client, step: jax.Array):
   return fedavg.step_loss(
     setup.model, setup.fed, client.examples, client.draws, step
   )
+
+
+# Fields of a curvature whose reports do not come from participants.
+NOT_SENT = {
+  "prepare": _prepare_nothing,
+  "check_report": _accept_report,
+  "restrain": _leave_as_it_is,
+}
 
 
 def propagate(curvature: Curvature, descent: descents.Descent, report, eps):

@@ -37,6 +37,7 @@ class Request(NamedTuple):
   replayed: np.ndarray  # int [E]
   params: types.Params  # w_0
   seed: int
+  server: on_device.Examples | None
   mesh: jax.sharding.Mesh | None
 
   def padded(self, numbers: np.ndarray) -> np.ndarray:
@@ -52,6 +53,7 @@ class Plan(NamedTuple):
   inputs: rounds.Inputs
   params: types.Params  # w_0
   num_slots: int  # participants that a fine guard remembers
+  num_clients: int  # K
   num_removals: int  # R
   replayed: np.ndarray | None  # int [E], padded
 
@@ -67,12 +69,14 @@ def request(
   cohorts: Any,
   params: Any,
   seed: Any,
+  server_data: Any,
   mesh: Any,
 ) -> Request:
   """Checks what a user asks for, the cheap things first."""
   mesh = devices.resolve(mesh)
   seed = checks.seed(seed)
   estimators = check_estimators(estimators)
+  server = _server_examples(server_data, data, estimators)
   shapes = model.param_shapes()
   checks.model(model, shapes, data.x, data.y)
   setup = federation.setup(
@@ -90,8 +94,45 @@ def request(
     replayed=removals.check_exact(exact, num_removals),
     params=checks.params(params, model, seed, data),
     seed=seed,
+    server=server,
     mesh=mesh,
   )
+
+
+def _server_examples(server_data, data, estimators):
+  """Returns the server's own examples; None where nobody asks for them."""
+  serving = {n: e for n, e in estimators.items() if e.curvature.serve}
+  if server_data is None:
+    if serving:
+      raise ValueError(
+        f"estimators: {next(iter(serving))!r} is server_side and needs"
+        " server_data=(x, y), examples that the server holds"
+      )
+    return None
+  if not serving:
+    raise ValueError(
+      "server_data is given, but no estimator is server_side(curvature)"
+    )
+  own = federated.FederatedData.from_clients(
+    {"server_data": server_data}, num_classes=data.num_classes
+  )
+  for field, mine, theirs in (("x", own.x, data.x), ("y", own.y, data.y)):
+    if mine.shape[1:] != theirs.shape[1:] or mine.dtype.kind != (
+      theirs.dtype.kind
+    ):
+      raise ValueError(
+        f"server_data: {field} holds {mine.dtype} examples of shape"
+        f" {list(mine.shape[1:])}; the clients' are {theirs.dtype} of shape"
+        f" {list(theirs.shape[1:])}"
+      )
+  for name, e in serving.items():
+    wanted = e.curvature.num_samples
+    if wanted is not None and len(own.x) < wanted:
+      raise ValueError(
+        f"server_data has {len(own.x)} examples; {name!r} draws {wanted} of"
+        " them per round. Give more, or num_examples="
+      )
+  return on_device.alone(own.x.astype(data.x.dtype), own.y.astype(data.y.dtype))
 
 
 def check_estimators(estimators: Any) -> dict[str, influence.Estimator]:
@@ -153,6 +194,7 @@ def make(
     inputs=_inputs(asked, choices, schedule, slots),
     params=asked.params,
     num_slots=num_slots,
+    num_clients=data.num_clients,
     num_removals=asked.num_removals,
     replayed=asked.padded(asked.replayed) if len(asked.replayed) else None,
   )
@@ -251,6 +293,7 @@ def _inputs(asked, choices, schedule, slots):
     removals=everyone,
     hits=hits,
     replayed=replayed,
+    server=asked.server,
     root=jax.random.key(asked.seed),
   )
   specs = rounds.input_specs(layout)._replace(clients=devices.REPLICATED)

@@ -17,6 +17,7 @@ from fedinf_jax import federation
 from fedinf_jax import guards
 from fedinf_jax import influence
 from fedinf_jax import removals
+from fedinf_jax import rng
 from fedinf_jax import tree
 from fedinf_jax.data import on_device
 from fedinf_jax.simulation import devices
@@ -35,6 +36,7 @@ class Inputs(NamedTuple):
   removals: removals.Removals | None  # of the estimators, all R
   hits: jax.Array | None  # int32 [T, H], removals that touch the cohort
   replayed: removals.Removals | None
+  server: on_device.Examples | None  # the server's own
   root: jax.Array  # the run's key
 
 
@@ -59,6 +61,7 @@ def input_specs(layout: devices.Layout) -> Inputs:
     removals=devices.Spec(devices.REMOVALS),
     hits=everywhere,
     replayed=devices.SPLIT,
+    server=everywhere,
     root=everywhere,
   )
 
@@ -80,6 +83,7 @@ def state_specs(state: run.State, layout: devices.Layout) -> run.State:
     estimators=estimators,
     replay=devices.SPLIT,
     replayed=devices.SPLIT,
+    residuals=everywhere,
     diverged=everywhere,
     num_removals=everywhere,
   )
@@ -120,6 +124,10 @@ def _one_round(choices, stages, state, inputs):
   so_far, (local, finite) = _receive_all(choices, stages, state, inputs, cohort)
   attendance = cohort.attendance
   params, change = federation.aggregate(state.params, local, attendance.base)
+  served, residuals = _serve_all(
+    stages, state, inputs, cohort, so_far, change.updates
+  )
+  so_far = so_far | served
   estimators = {
     name: stages.end[name](
       state.estimators[name], so_far[name], round_, attendance, change
@@ -141,6 +149,7 @@ def _one_round(choices, stages, state, inputs):
     params=params,
     estimators=estimators,
     replay=replay,
+    residuals=residuals,
     diverged=jnp.where(finite.min() > 0, -1, culprit),
   )
   return devices.constrain(layout.mesh, state, state_specs(state, layout))
@@ -208,6 +217,8 @@ def _receive_all(choices, stages, state, inputs, cohort):
         _of_all(choices, inputs),
         where,
       )
+      if name in stages.absorb
+      else so_far[name]
       for name, _ in choices.estimators
     }
     return so_far, (received.local, received.finite)
@@ -219,6 +230,31 @@ def _receive_all(choices, stages, state, inputs, cohort):
   chunks = _by_chunk(cohort, len(cohort.waves) // choices.upload_chunk)
   so_far, replies = lax.scan(one_chunk, begun, chunks)
   return so_far, tree.merge_axes(replies)
+
+
+def _serve_all(stages, state, inputs, cohort, so_far, updates):
+  """Lets the server make its own curvature, once for all participants.
+
+  Returns:
+    `Sequential` by name of estimator, and the sums of residuals.
+  """
+  draws = rng.server_draws(*cohort.draws)
+  clients = cohort.waves.reshape(-1)
+  served, residuals = {}, dict(state.residuals)
+  for name, serve in stages.serve.items():
+    served[name], found = serve(
+      state.estimators[name].eps,
+      so_far[name],
+      cohort.attendance,
+      state.params,
+      updates,
+      inputs.server,
+      draws,
+    )
+    if found is not None:
+      one = jnp.stack([found, jnp.ones_like(found)], axis=1)
+      residuals[name] = residuals[name].at[clients].add(one)
+  return served, residuals
 
 
 def _by_chunk(cohort, num_chunks):

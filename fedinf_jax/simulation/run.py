@@ -24,6 +24,9 @@ class State(NamedTuple):
   estimators: dict[str, influence.EstimatorState]
   replay: types.Params | None  # w_t^(r) of the replayed ones, leaves [E, ...]
   replayed: jax.Array | None  # int32 [E], which removals they are
+  # By name of a matched estimator, [K + 1, 2]: the sum over a client's rounds
+  # of how far its update was from the server's mixtures, and their number.
+  residuals: dict[str, jax.Array]
   diverged: jax.Array  # int32 [], first client of a non-finite upload; or -1
   # int32 [], R. On several devices there are padding rows, removals of nobody,
   # to make their number a multiple of the devices.
@@ -63,7 +66,9 @@ class Run:
       replayed = replayed[replayed < num_removals]
       exact = jax.tree.map(lambda a, w: a - w[None], state.replay, state.params)
     states = state.estimators.items()
-    health = {name: influence.health(s) for name, s in states}
+    health = {
+      name: influence.health(s, state.residuals.get(name)) for name, s in states
+    }
     return cls(
       params=state.params,
       health={name: _readable(h, num_removals) for name, h in health.items()},
@@ -176,6 +181,10 @@ def _scores(params, eps, x, y, *, model, metric, chunk, mesh):
 
 def _readable(health, num_removals):
   """Returns the health of the R removals, where any process can read it."""
-  *arrays, names = health
-  arrays = tree.first_rows(devices.replicate(arrays), num_removals)
-  return influence.Health(*arrays, names)
+  per_removal = health.truncated_at, health.growth, health.nonfinite_at
+  truncated_at, growth, nonfinite_at = tree.first_rows(
+    devices.replicate(per_removal), num_removals
+  )
+  return health._replace(
+    truncated_at=truncated_at, growth=growth, nonfinite_at=nonfinite_at
+  )

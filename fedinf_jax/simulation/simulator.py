@@ -41,6 +41,7 @@ def simulator(
   cohorts: Any = None,
   params: types.Params | None = None,
   seed: int = 0,
+  server_data: Any = None,
   replay_chunk: int | None = None,
   upload_chunk: int | None = None,
   mesh: jax.sharding.Mesh | str | None = None,
@@ -59,6 +60,8 @@ def simulator(
     cohorts: int [T, B] positions of clients; None: drawn from the seed.
     params: w_0; None: drawn from the seed.
     seed: of every draw.
+    server_data: (x [N, ...], y [N, ...]), examples of the server's own, for
+      estimators with `server_side(curvature)`.
     replay_chunk: removals replayed at once on a device; None: as memory allows.
     upload_chunk: waves of participants whose uploads are held at once (at most,
       and a divisor of their number); None: as memory allows.
@@ -75,8 +78,8 @@ def simulator(
   """
   plan = _plan(
     model, data, fed, estimators=estimators, exact=exact, removals=removals,
-    cohorts=cohorts, params=params, seed=seed, replay_chunk=replay_chunk,
-    upload_chunk=upload_chunk, mesh=mesh,
+    cohorts=cohorts, params=params, seed=seed, server_data=server_data,
+    replay_chunk=replay_chunk, upload_chunk=upload_chunk, mesh=mesh,
   )  # fmt: skip
   advance = rounds.loop(plan.choices)
 
@@ -176,6 +179,8 @@ def upload_bytes(
     num_removals: R, the models in an answer; None: leave-one-out.
   """
   params = model.param_shapes()
+  if estimator.curvature.serve is not None:
+    return 0
   if estimator.curvature.interactive:
     return (num_removals or data.num_clients) * memory.tree_bytes(params)
   estimators = {"it": estimator}
@@ -187,12 +192,13 @@ def upload_bytes(
 
 def _plan(
   model, data, fed, *, estimators=None, exact=False, removals=None,
-  cohorts=None, params=None, seed=0, replay_chunk=None, upload_chunk=None,
-  mesh=None,
+  cohorts=None, params=None, seed=0, server_data=None, replay_chunk=None,
+  upload_chunk=None, mesh=None,
 ):  # fmt: skip
   asked = plans.request(
     model, data, fed, estimators=estimators, exact=exact, removals_=removals,
-    cohorts=cohorts, params=params, seed=seed, mesh=mesh,
+    cohorts=cohorts, params=params, seed=seed, server_data=server_data,
+    mesh=mesh,
   )  # fmt: skip
   return plans.make(asked, replay_chunk=replay_chunk, upload_chunk=upload_chunk)
 
@@ -215,6 +221,11 @@ def _start(plan, params):
     },
     replay=replay,
     replayed=replayed,
+    residuals={
+      name: jnp.zeros((plan.num_clients + 1, 2), tree.dtype_of(params))
+      for name, e in plan.choices.estimators
+      if e.curvature.matched
+    },
     diverged=jnp.int32(-1),
     num_removals=jnp.int32(plan.num_removals),
   )

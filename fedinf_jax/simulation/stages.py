@@ -37,6 +37,7 @@ class Stages(NamedTuple):
   receive: Callable  # participants train and report
   begin: dict[str, Callable]  # by name of estimator, as all below
   absorb: dict[str, Callable]
+  serve: dict[str, Callable]  # of those that are the server's own
   end: dict[str, Callable]
   replay: Callable
 
@@ -54,18 +55,25 @@ def build(choices: Choices) -> Stages:
   """Builds the parts of a round."""
   layout, mesh = choices.layout, choices.layout.mesh
   everywhere, split = devices.REPLICATED, devices.SPLIT
-  begin, absorb, end = {}, {}, {}
+  begin, absorb, serve, end = {}, {}, {}, {}
   for name, e in choices.estimators:
     axes = layout.axes(name)
     by = devices.Spec(axes)
     of = removals.Attendance(by, everywhere, everywhere, everywhere)
     per_device = functools.partial(devices.per_device, mesh=mesh, axes=axes)
     begin[name] = per_device(e.begin, in_specs=(by,), out_specs=by)
-    absorb[name] = per_device(
-      _absorb(choices, name, e),
-      in_specs=(by, by, of, everywhere, everywhere, everywhere),
-      out_specs=by,
-    )
+    if e.curvature.serve is None:
+      absorb[name] = per_device(
+        _absorb(choices, name, e),
+        in_specs=(by, by, of, everywhere, everywhere, everywhere),
+        out_specs=by,
+      )
+    else:
+      serve[name] = per_device(
+        _serve(choices, name, e),
+        in_specs=(by, by, of, *[everywhere] * 4),
+        out_specs=(by, everywhere),
+      )
     end[name] = per_device(
       _end(layout, name, e),
       in_specs=(by, by, everywhere, of, everywhere),
@@ -85,7 +93,14 @@ def build(choices: Choices) -> Stages:
     (split, split, everywhere, everywhere, everywhere),
     split,
   )
-  return Stages(receive, begin, absorb, end, replay)
+  return Stages(
+    receive=receive,
+    begin=begin,
+    absorb=absorb,
+    serve=serve,
+    end=end,
+    replay=replay,
+  )
 
 
 def _receive(choices):
@@ -149,7 +164,7 @@ def _prepared(choices, reports, hits):
       hits=None if name in layout.columns else hits,
     )
     for name, e in choices.estimators
-    if not e.curvature.interactive
+    if e.curvature.uploads
   }
 
 
@@ -196,6 +211,20 @@ def _absorb(choices, name, e):
     return e.absorb(descent, eps, so_far, report, attendance, prepared)
 
   return absorb
+
+
+def _serve(choices, name, e):
+  """Builds the sequential influence by the server's own curvature."""
+  setup, layout = choices.setup, choices.layout
+
+  def serve(eps, so_far, attendance, params, updates, server, draws):
+    hits = layout.own_removals(name, attendance.hits)
+    attendance = attendance._replace(hits=hits)
+    report = e.curvature.serve(setup, server, params, updates, draws)
+    so_far = e.absorb(setup.descent, eps, so_far, report, attendance)
+    return so_far, report.residual if e.curvature.matched else None
+
+  return serve
 
 
 def _end(layout, name, e):
