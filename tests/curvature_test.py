@@ -13,8 +13,8 @@ import fedinf_jax as fi
 from fedinf_jax import memory
 from fedinf_jax.curvature import descent
 from fedinf_jax.curvature import hessians
-from fedinf_jax.curvature import rows
 from fedinf_jax.curvature import wall
+from fedinf_jax.linalg import spectra
 from tests import cases
 
 
@@ -56,13 +56,13 @@ def test_fisher_with_enough_samples_uses_every_example_once():
 @pytest.mark.parametrize("name", ["clip", "relu", "exp", "implicit"])
 def test_spectra_never_expand_and_begin_as_gradient_descent(name):
   x = np.concatenate([[0], np.geomspace(1e-8, 1e4, 200)])
-  f = 1 - np.asarray(rows.SPECTRA[name](jnp.asarray(x)))
+  f = 1 - np.asarray(spectra.SPECTRA[name](jnp.asarray(x)))
   assert (np.abs(f) <= 1).all()
   small = x <= 0.1
   assert (np.abs(f - (1 - x))[small] <= x[small] ** 2 + 1e-16).all()
   if name in ("relu", "clip"):
     np.testing.assert_allclose(f[x <= 1], (1 - x)[x <= 1], atol=1e-15)
-  negative = rows.SPECTRA[name](jnp.array([-0.3, -5.0]))
+  negative = spectra.SPECTRA[name](jnp.array([-0.3, -5.0]))
   np.testing.assert_array_equal(negative, 0)  # Left alone: f = 1.
 
 

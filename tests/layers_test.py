@@ -37,7 +37,7 @@ WITHIN = {
     },
     {"femnist_tfds"},
   ],
-  "linalg": [{"hessian_products", "lanczos", "low_rank"}],
+  "linalg": [{"hessian_products", "lanczos", "low_rank"}, {"spectra"}],
   "curvature": [
     {"descent"},
     {"wall"},

@@ -15,6 +15,7 @@ from fedinf_jax.curvature import rows
 from fedinf_jax.curvature import wall
 from fedinf_jax.linalg import lanczos
 from fedinf_jax.linalg import low_rank
+from fedinf_jax.linalg import spectra
 
 MAX_DENSE = 4096  # Parameters of the largest explicit Hessian block.
 
@@ -101,9 +102,9 @@ def lowrank_hessian(
     steps = jnp.arange(setup.fed.local_steps), client.iterates
     if per == "step":
       vectors, values = lax.map(pairs, steps)
-      return low_rank.Rows(vectors, rows.taken_away(values, spectrum, 1))
+      return low_rank.Rows(vectors, spectra.taken_away(values, spectrum, 1))
     vectors, values = pairs(jax.tree.map(lambda a: a[0], steps))
-    factor = rows.taken_away(values, spectrum, setup.fed.local_steps)
+    factor = spectra.taken_away(values, spectrum, setup.fed.local_steps)
     return jax.tree.map(lambda a: a[None], low_rank.Rows(vectors, factor))
 
   return rows.curvature(

@@ -12,23 +12,9 @@ from fedinf_jax.curvature import descent as descents
 from fedinf_jax.curvature import wall
 from fedinf_jax.linalg import lanczos
 from fedinf_jax.linalg import low_rank
+from fedinf_jax.linalg import spectra
 
-# 1 − f(x) of the spectra: what a step takes away along an eigenvector whose
-# eigenvalue is x = ηs. None is gradient descent itself, f = 1 − x. Negative
-# curvature would expand; the others leave it alone.
-SPECTRA = {
-  None: lambda x: x,
-  "clip": lambda x: jnp.clip(x, 0, 2),
-  "relu": lambda x: jnp.clip(x, 0, 1),
-  "exp": lambda x: -jnp.expm1(-jnp.maximum(x, 0)),
-  "implicit": lambda x: jnp.maximum(x, 0) / (1 + jnp.maximum(x, 0)),
-}
-
-
-# The largest eigenvalue of what a step takes away, as each spectrum promises.
-# Above 2, a step expands.
-BOUNDS = {None: None, "clip": 2.0, "relu": 1.0, "exp": 1.0, "implicit": 1.0}
-SLACK = 1e-3  # What rounding may add to it.
+SLACK = 1e-3  # What rounding may add to the bound of a spectrum.
 
 
 def curvature(
@@ -42,13 +28,13 @@ def curvature(
 
   Args:
     layerwise: each layer for itself, or rows as whole vectors.
-    spectrum: a name of SPECTRA.
+    spectrum: a name of `spectra.SPECTRA`.
     num_steps: steps in a report; None: as many as local training has.
     **fields: the other fields of `Curvature`.
   """
   lost = _lost(layerwise)
-  if BOUNDS[spectrum] is not None:
-    fields["restrain"] = _restrain(layerwise, BOUNDS[spectrum])
+  if spectra.BOUNDS[spectrum] is not None:
+    fields["restrain"] = _restrain(layerwise, spectra.BOUNDS[spectrum])
   return wall.Curvature(
     layerwise=layerwise,
     lost=lost,
@@ -63,13 +49,7 @@ def check_options(rank: int | None, spectrum: str | None):
   """Checks options that `fisher` and `lowrank_hessian` have in common."""
   if rank is not None:
     checks.positive_integer("rank", rank)
-  checks.one_of("spectrum", spectrum, SPECTRA)
-
-
-def taken_away(x: jax.Array, spectrum: str | None, power: int) -> jax.Array:
-  """Returns 1 − f(x)^power."""
-  away = SPECTRA[spectrum](x)
-  return away if power == 1 else 1 - (1 - away) ** power
+  checks.one_of("spectrum", spectrum, spectra.SPECTRA)
 
 
 def reshape_spectrum(
@@ -88,16 +68,14 @@ def reshape_spectrum(
     rows: G of one step, [S, P_j] per layer.
     blocks: which layers belong together.
     rank: how many rows to keep; None: all.
-    spectrum: f, a name of SPECTRA.
+    spectrum: f, a name of `spectra.SPECTRA`.
     power: the step is taken that many times: f^power in place of f.
   """
   out = list(rows)
   for block in blocks:
     gram = sum(low_rank.matmul(rows[j], rows[j].T) for j in block)
     x, u = lanczos.eigh(gram)
-    tiny = jnp.finfo(x.dtype).tiny
-    away = taken_away(x, spectrum, power)
-    weight = jnp.where(x > tiny, away / jnp.maximum(x, tiny), power)
+    weight = spectra.ratio(x, spectrum, power)
     rotation = (u * jnp.sqrt(weight)[None]).T
     for j in block:
       keep = len(x)

@@ -56,7 +56,12 @@ def server_side(
     checks.positive_integer("num_examples", num_examples)
   if not isinstance(match, bool):
     raise ValueError(f"match is {match!r}; it must be True or False")
-  fields = matching.fields(curvature) if match else _shared(curvature)
+  if match:
+    fields = matching.fields(curvature)
+  elif matching.has_cores(curvature):
+    fields = matching.shared_fields(curvature)
+  else:
+    fields = _shared(curvature)
   make = fields.pop("make")
 
   def serve(setup, server, params, updates, draws):
