@@ -8,12 +8,17 @@ import pytest
 from fedinf_jax.linalg import spectra
 
 
-@pytest.mark.parametrize("spectrum", spectra.SPECTRA)
-@pytest.mark.parametrize("scale", [0.0, 1e-6, 0.3, 5.0, 300.0])
+CASES = [
+  (spectrum, scale)
+  for spectrum in spectra.SPECTRA
+  for scale in (0.0, 1e-6, 0.3, 5.0, 300.0)
+  if spectrum or scale < 1  # Gradient descent itself would diverge.
+]
+
+
+@pytest.mark.parametrize(("spectrum", "scale"), CASES)
 @pytest.mark.parametrize("power", [1, 2, 5])
 def test_a_core_makes_its_spectrum(spectrum, scale, power):
-  if spectrum is None and scale > 1:
-    pytest.skip("gradient descent itself diverges there")
   draw = np.random.default_rng(0)
   g = draw.normal(size=(6, 9))
   g *= np.sqrt(scale / max(np.linalg.norm(g, 2) ** 2, 1e-30))
