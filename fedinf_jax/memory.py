@@ -1,5 +1,7 @@
 """How much memory a computation takes, and how large chunks may be."""
 
+import os
+
 import jax
 
 from fedinf_jax import tree
@@ -7,6 +9,21 @@ from fedinf_jax import tree
 CHUNK_BYTES = 512 * 2**20  # What the temporaries of one chunk may take.
 CACHE_BYTES = 16 * 2**20  # About a processor's share of its last cache.
 UPLOAD_BYTES = 2**30  # What uploads held at once may take.
+
+
+def require(what: str, needed: int):
+  """Refuses what could never fit this machine, before it is allocated.
+
+  Args:
+    what: begins the message; says which arguments ask for it.
+    needed: bytes, at least.
+  """
+  have = _installed()
+  if have is not None and needed > have:
+    raise ValueError(
+      f"{what} would take {needed // 10**9:,} GB or more; this machine has"
+      f" {have // 10**9:,} GB of memory"
+    )
 
 
 def intermediate_bytes(function, *args) -> int:
@@ -81,3 +98,11 @@ def map_models(function, rows, bytes_per_model: int):
   return tree.map_rows(
     function, rows, models_at_once(num_models, bytes_per_model)
   )
+
+
+def _installed():
+  """Returns the bytes of memory installed; None where the system hides it."""
+  try:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  except (AttributeError, ValueError, OSError):
+    return None

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedinf_jax import agreement
 from fedinf_jax import checks
 from fedinf_jax import fedavg
 from fedinf_jax import rng
@@ -63,6 +64,10 @@ def round_theory(
     seed: the run's seed.
     num_steps: Lanczos steps per Hessian.
   """
+  agreement.training(model, data, fed)
+  checks.seed(seed)
+  checks.positive_integer("round_", round_)
+  checks.positive_integer("num_steps", num_steps)
   if fed.learning_rate is None:
     raise ValueError(
       "γ is that of plain gradient descent; give learning_rate, not"
@@ -104,9 +109,10 @@ def round_theory(
 
 
 def _checked(cohort, num_clients):
-  cohort = np.asarray(cohort)
+  cohort = checks.array("cohort", cohort)
   if (
     cohort.ndim != 1
+    or not len(cohort)
     or not np.issubdtype(cohort.dtype, np.integer)
     or not np.isin(cohort, np.arange(num_clients)).all()
   ):
@@ -163,6 +169,9 @@ def amplification(gamma, t) -> np.ndarray:
     gamma: [...], >= 0.
     t: [...], rounds >= 1.
   """
+  gamma, t = checks.array("gamma", gamma), checks.array("t", t)
+  if not (gamma >= 0).all() or not (t >= 1).all():
+    raise ValueError("gamma must be >= 0 and t >= 1, everywhere")
   excess = np.asarray(gamma, np.float64) - 1
   with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
     growth = np.expm1(t * np.log1p(excess)) / excess
@@ -171,6 +180,9 @@ def amplification(gamma, t) -> np.ndarray:
 
 def fip_norms(eps: types.Params) -> jax.Array:
   """Returns ‖ε‖ of every removal: leaves [R, ...] -> [R]."""
+  rows = {np.shape(a)[:1] for a in jax.tree.leaves(eps)}
+  if len(rows) != 1 or rows == {()}:
+    raise ValueError("eps must have leaves [R, ...], with one R for all")
   square = lambda a: jnp.square(a).reshape(a.shape[0], -1).sum(1)
   return jnp.sqrt(sum(square(a) for a in jax.tree.leaves(eps)))
 
@@ -185,6 +197,9 @@ def new_error(exact: types.Params, one_step: types.Params) -> jax.Array:
     one_step: an estimator's ε_t, started from the exact ε_{t-1}^*; see
       `simulation.from_exact`.
   """
+  form = lambda tree: jax.tree.map(np.shape, tree)
+  if form(exact) != form(one_step):
+    raise ValueError("exact and one_step differ in their layers or shapes")
   return fip_norms(jax.tree.map(jnp.subtract, exact, one_step))
 
 

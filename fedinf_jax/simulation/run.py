@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedinf_jax import agreement
 from fedinf_jax import influence
 from fedinf_jax import memory
 from fedinf_jax import metrics
 from fedinf_jax import tree
 from fedinf_jax import types
+from fedinf_jax.data import federated
 from fedinf_jax.simulation import devices
 
 
@@ -43,6 +45,7 @@ class Run:
     spread_eps: each estimator's FIP as it lies on the devices: R rows, and
       padding rows behind them.
     spread_exact: the same of the exact FIP; or None.
+    example: what the training data look like; None: not known.
   """
 
   params: types.Params
@@ -52,10 +55,29 @@ class Run:
   num_removals: int
   spread_eps: dict[str, types.Params]
   spread_exact: types.Params | None
+  example: agreement.Example | None = None
 
   @classmethod
-  def of(cls, model: types.Model, state: State) -> "Run":
-    """Reads a run off its state, after any round."""
+  def of(
+    cls,
+    model: types.Model,
+    state: State,
+    data: federated.FederatedData | None = None,
+  ) -> "Run":
+    """Reads a run off its state, after any round.
+
+    Args:
+      model: what is trained.
+      state: of the simulator.
+      data: the clients. If given, examples that influence is measured on must
+        look like theirs.
+    """
+    if not isinstance(model, types.Model) or not isinstance(state, State):
+      raise ValueError(
+        f"Run.of takes a fi.Model and a simulator's state, not a"
+        f" {type(model).__name__} and a {type(state).__name__}"
+      )
+    example = data and agreement.example_of(federated.check(data))
     num_removals = int(state.num_removals)
     replayed, exact = None, None
     if state.replayed is not None:
@@ -72,6 +94,7 @@ class Run:
       num_removals=num_removals,
       spread_eps={name: s.eps for name, s in states},
       spread_exact=exact,
+      example=example,
     )
 
   @functools.cached_property
@@ -100,10 +123,15 @@ class Run:
 
     Returns:
       [R, ...]; for "exact" one entry per row in `exact_rows`.
+
+    Raises:
+      ValueError: naming the argument and the example at fault.
     """
     eps = self._eps_of(of)
     mesh = devices.mesh_of(eps)
-    arrays = [a if isinstance(a, jax.Array) else np.asarray(a) for a in (x, y)]
+    arrays = agreement.evaluation(
+      self.model, self.params, metric, (x, y), self.example
+    )
     x, y = devices.put(mesh, arrays, devices.REPLICATED)
     without, present, moved = _scores(
       self.params,
@@ -123,7 +151,9 @@ class Run:
     return jnp.where(keep, without - present[None], 0)
 
   def _eps_of(self, of):
-    eps = self.spread_exact if of == "exact" else self.spread_eps.get(of)
+    eps = None
+    if isinstance(of, str):
+      eps = self.spread_exact if of == "exact" else self.spread_eps.get(of)
     if eps is None:
       known = [*self.spread_eps]
       known += ["exact"] if self.spread_exact is not None else []

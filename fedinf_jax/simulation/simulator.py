@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedinf_jax import agreement
+from fedinf_jax import checks
 from fedinf_jax import fedavg
 from fedinf_jax import federation
 from fedinf_jax import influence
@@ -78,15 +80,19 @@ def simulator(
     cohorts=cohorts, params=params, seed=seed, replay_chunk=replay_chunk,
     upload_chunk=upload_chunk, mesh=mesh,
   )  # fmt: skip
+  _require_memory(plan)
+  expected = jax.eval_shape(lambda params: _start(plan, params), plan.params)
   advance = rounds.loop(plan.choices)
 
   def step(state, rounds=1):
+    _check_state(expected, state)
     traced = isinstance(state.round, jax.core.Tracer)
-    left = None if traced else fed.rounds - int(state.round)
-    if not traced and not 0 < rounds <= left:
-      raise ValueError(
-        f"rounds is {rounds}; {left} of {fed.rounds} rounds are left"
-      )
+    if not traced:
+      left = fed.rounds - int(state.round)
+      if not 0 < _whole(rounds) <= left:
+        raise ValueError(
+          f"rounds is {rounds}; {left} of {fed.rounds} rounds are left"
+        )
     state = advance(state, rounds, plan.inputs)
     if not traced and int(state.diverged) >= 0:
       raise ValueError(
@@ -110,7 +116,7 @@ def simulate(
   Takes the arguments of `simulator` and runs all its rounds.
   """
   init, step = simulator(model, data, fed, **options)
-  return runs.Run.of(model, step(init(), fed.rounds))
+  return runs.Run.of(model, step(init(), fed.rounds), data)
 
 
 def lower(
@@ -140,6 +146,9 @@ def from_exact(state: runs.State, name: str) -> runs.State:
   One `step` later, that estimator is off by what the round itself added, the
   o(C) of Theorem 1: see `theory.new_error`.
   """
+  if not isinstance(state, runs.State):
+    raise ValueError(f"state is a {type(state).__name__}, not a simulator's")
+  checks.one_of("name", name, tuple(state.estimators))
   estimator = state.estimators[name]
   num_removals = int(state.num_removals)
   replayed = state.replayed
@@ -175,7 +184,10 @@ def upload_bytes(
     estimator: one of `simulator`'s.
     num_removals: R, the models in an answer; None: leave-one-out.
   """
-  params = model.param_shapes()
+  params = agreement.training(model, data, fed)
+  plans.check_estimators({"it": estimator})
+  if num_removals is not None:
+    checks.positive_integer("num_removals", num_removals)
   if estimator.curvature.interactive:
     return (num_removals or data.num_clients) * memory.tree_bytes(params)
   estimators = {"it": estimator}
@@ -195,6 +207,41 @@ def _plan(
     cohorts=cohorts, params=params, seed=seed, mesh=mesh,
   )  # fmt: skip
   return plans.make(asked, replay_chunk=replay_chunk, upload_chunk=upload_chunk)
+
+
+def _require_memory(plan):
+  """Refuses a state that could never fit, before any of it is made."""
+  if jax.default_backend() != "cpu":
+    return  # How much a device has is not for us to guess.
+  setup = plan.choices.setup
+  model = memory.tree_bytes(plan.params)
+  replayed = 0 if plan.replayed is None else len(plan.replayed)
+  rows = plan.num_removals * len(plan.choices.estimators) + replayed
+  memory.require(f"{rows:,} models of {model:,} bytes", rows * model)
+  if any(e.curvature.linear for _, e in plan.choices.estimators):
+    steps = setup.fed.local_steps
+    memory.require(f"local_steps is {steps}: its models", steps * model)
+
+
+def _check_state(expected, state):
+  """Refuses a state of another simulator, or one that is used up."""
+  form = lambda tree: jax.tree.map(
+    lambda a: (jnp.shape(a), jnp.result_type(a)), tree
+  )
+  if not isinstance(state, runs.State) or form(state) != form(expected):
+    raise ValueError("state is not one of this simulator's")
+  gone = lambda a: not isinstance(a, jax.core.Tracer) and a.is_deleted()
+  if any(map(gone, jax.tree.leaves(state))):
+    raise ValueError(
+      "state was used up by an earlier step; take the one that it returned"
+    )
+
+
+def _whole(rounds):
+  """Returns a number of rounds, which may be an array of JAX's."""
+  if isinstance(rounds, jax.Array) and not rounds.ndim:
+    rounds = np.asarray(rounds)[()]
+  return checks.integer("rounds", rounds)
 
 
 def _start(plan, params):
