@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedinf_jax import checks
 from fedinf_jax import fedavg
@@ -48,6 +49,12 @@ def training(
   if not isinstance(fed, fedavg.FedAvg):
     raise ValueError(f"fed is a {type(fed).__name__}; it must be a fi.FedAvg")
   _hashable("fed", fed)
+  optimizer = fed.client_optimizer
+  if not isinstance(optimizer, optax.GradientTransformation | None):
+    raise ValueError(
+      f"client_optimizer is {optimizer!r}; it must be one of optax's, such as"
+      " optax.sgd(0.1)"
+    )
   params = param_shapes(model)
   # The local steps are numbered by an array of the longest integers.
   memory.require(f"local_steps is {fed.local_steps}: it", 8 * fed.local_steps)
@@ -56,15 +63,15 @@ def training(
     memory.require(f"local_steps is {fed.local_steps}: it", tried)
   shape = lambda a: jax.ShapeDtypeStruct((2, *a.shape[1:]), a.dtype)
   outputs = _outputs(model, params, shape(data.x))
-  _losses(model, outputs, shape(data.y))
   if model.loss is models.cross_entropy:
     num_classes = _num_classes(outputs)
     data.require_labels(num_classes, f"the model's {num_classes} outputs ask")
+  _losses(model, outputs, shape(data.y))
   return params
 
 
-def param_shapes(model: types.Model) -> types.Params:
-  """Returns the shapes of a model's parameters, which must be floats."""
+def require_model(model: types.Model):
+  """Refuses what is no model: functions that a program is remembered by."""
   if not isinstance(model, types.Model):
     raise ValueError(
       f"model is a {type(model).__name__}; it must be a fi.Model, such as"
@@ -76,6 +83,11 @@ def param_shapes(model: types.Model) -> types.Params:
   if model.sample is not None and not callable(model.sample):
     raise ValueError("model: sample is neither a function nor None")
   _hashable("model", model)
+
+
+def param_shapes(model: types.Model) -> types.Params:
+  """Returns the shapes of a model's parameters, which must be floats."""
+  require_model(model)
   try:
     params = model.param_shapes()
   except Exception as error:  # Whatever a user's module raises.
@@ -87,6 +99,7 @@ def param_shapes(model: types.Model) -> types.Params:
     raise ValueError(
       "model: init must return a pytree of floating arrays, at least one"
     )
+  memory.require("model: its parameters", memory.tree_bytes(params))
   return params
 
 
@@ -96,6 +109,7 @@ def evaluation(
   metric: Any,
   examples: tuple[Any, Any],
   like: Example | None = None,
+  num_models: int = 1,
 ) -> tuple[Any, Any]:
   """Checks test or validation examples, and what a metric makes of them.
 
@@ -105,6 +119,7 @@ def evaluation(
     metric: (outputs, y) -> array; see `Run.influence`.
     examples: (x [N, ...], y [N, ...]).
     like: what the training data look like; None: not known.
+    num_models: how many models are evaluated.
 
   Returns:
     x and y as arrays of dtypes that JAX keeps.
@@ -118,10 +133,12 @@ def evaluation(
   for name, found, wanted in zip("xy", (x, y), like or (), strict=False):
     _like(name, found, wanted)
   outputs = _outputs(model, params, _shape(x))
-  _value(metric, model, outputs, _shape(y))
   classes = any(metric is known for known in metrics.OF_LABELS)
   if classes or model.loss is models.cross_entropy:
     _labels(y, outputs)
+  value = _value(metric, model, outputs, _shape(y))
+  held = num_models * memory.tree_bytes(value)
+  memory.require(f"metric: {num_models:,} of its values", held)
   return x, y
 
 
@@ -181,10 +198,10 @@ def _losses(model, outputs, y):
 
 
 def _value(metric, model, outputs, y):
-  """Requires an array of numbers."""
+  """Returns the shape of a metric, which must be an array of numbers."""
   if metric is metrics.loss:
     _losses(model, outputs, y)
-    return
+    return jax.ShapeDtypeStruct((), jnp.float32)
   if not callable(metric):
     raise ValueError(
       f"metric is {metric!r}; it must be a function of (outputs, y), such as"
@@ -205,6 +222,7 @@ def _value(metric, model, outputs, y):
       f"metric: returns {found}; it must return one array of numbers, floats or"
       " signed integers, of which a difference can be taken"
     )
+  return value
 
 
 def _num_classes(outputs):

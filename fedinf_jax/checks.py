@@ -24,6 +24,12 @@ def integer(name: str, value: Any, *, least: int = 0) -> int:
   return int(value)
 
 
+def at_least(name: str, values: np.ndarray, least: float):
+  """Refuses numbers below `least`, infinity and NaN."""
+  if not ((values >= least) & (values < np.inf)).all():
+    raise ValueError(f"{name} must be >= {least} and finite, everywhere")
+
+
 def seed(seed: Any) -> int:
   """Returns a seed."""
   if not _is_integer(seed) or not 0 <= seed < 2**32:
@@ -89,9 +95,10 @@ def array(name: str, value: Any) -> np.ndarray:
   if floating and narrow not in (np.float32, np.float64):
     narrow = np.dtype(np.float64)
   dtype = jax.dtypes.canonicalize_dtype(narrow or given.dtype)
+  # A view of few numbers can claim any shape; whoever reads it copies it.
+  memory.require(name, given.size * dtype.itemsize)
   if given.dtype == dtype:
     return given
-  memory.require(name, given.size * dtype.itemsize)
   with np.errstate(over="ignore"):  # An overflow is reported as not finite.
     found = given.astype(dtype)
   if not floating and not (found == given).all():

@@ -11,21 +11,6 @@ CACHE_BYTES = 16 * 2**20  # About a processor's share of its last cache.
 UPLOAD_BYTES = 2**30  # What uploads held at once may take.
 
 
-def require(what: str, needed: int):
-  """Refuses what could never fit this machine, before it is allocated.
-
-  Args:
-    what: begins the message; says which arguments ask for it.
-    needed: bytes, at least.
-  """
-  have = _installed()
-  if have is not None and needed > have:
-    raise ValueError(
-      f"{what} would take {needed // 10**9:,} GB or more; this machine has"
-      f" {have // 10**9:,} GB of memory"
-    )
-
-
 def intermediate_bytes(function, *args) -> int:
   """Bounds the temporaries of `function` from above, by tracing it.
 
@@ -64,6 +49,27 @@ def compiled_bytes(compiled: jax.stages.Compiled) -> int:
   )
 
 
+def require(what: str, bytes_: int):
+  """Refuses what this machine's memory could never hold.
+
+  Args:
+    what: needs it, in words.
+    bytes_: at least.
+
+  Raises:
+    ValueError: with both numbers.
+  """
+  try:
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  except (AttributeError, ValueError, OSError):  # Not every system says.
+    return
+  if bytes_ > there:
+    raise ValueError(
+      f"{what} would need {bytes_:,} bytes of memory or more; this machine has"
+      f" {there:,}"
+    )
+
+
 def tree_bytes(arrays) -> int:
   """Returns the bytes of a pytree of arrays, or of shapes."""
   return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(arrays))
@@ -98,11 +104,3 @@ def map_models(function, rows, bytes_per_model: int):
   return tree.map_rows(
     function, rows, models_at_once(num_models, bytes_per_model)
   )
-
-
-def _installed():
-  """Returns the bytes of memory installed; None where the system hides it."""
-  try:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-  except (AttributeError, ValueError, OSError):
-    return None

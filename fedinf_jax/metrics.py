@@ -77,7 +77,7 @@ def _classified(outputs, y):
   Labels [N, 1] against N outputs would be compared all with all.
   """
   outputs, y = _numbers("outputs", outputs), _numbers("y", y)
-  labels = jnp.issubdtype(y.dtype, jnp.integer) or y.dtype == bool
+  labels = jnp.issubdtype(y.dtype, jnp.integer)
   if not labels or not outputs.ndim or outputs.shape[:-1] != y.shape:
     raise ValueError(
       f"y is {y.dtype} of shape {list(y.shape)}; outputs of shape"
@@ -87,12 +87,10 @@ def _classified(outputs, y):
 
 
 def _numbers(name, value):
-  """Returns an array of numbers; one of JAX's is taken as it is."""
-  return (
-    value
-    if isinstance(value, jax.Array)
-    else jnp.asarray(checks.array(name, value))
-  )
+  """Returns an array of numbers; False and True are 0 and 1."""
+  if not isinstance(value, jax.Array):
+    value = jnp.asarray(checks.array(name, value))
+  return value.astype(jnp.int32) if value.dtype == bool else value
 
 
 def _counts(outputs, y):

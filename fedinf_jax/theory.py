@@ -66,7 +66,8 @@ def round_theory(
   """
   agreement.training(model, data, fed)
   checks.seed(seed)
-  checks.positive_integer("round_", round_)
+  if checks.positive_integer("round_", round_) >= 2**31:
+    raise ValueError(f"round_ is {round_}; it must be below 2^31")
   checks.positive_integer("num_steps", num_steps)
   if fed.learning_rate is None:
     raise ValueError(
@@ -170,8 +171,8 @@ def amplification(gamma, t) -> np.ndarray:
     t: [...], rounds >= 1.
   """
   gamma, t = checks.array("gamma", gamma), checks.array("t", t)
-  if not (gamma >= 0).all() or not (t >= 1).all():
-    raise ValueError("gamma must be >= 0 and t >= 1, everywhere")
+  checks.at_least("gamma", gamma, 0)
+  checks.at_least("t", t, 1)
   excess = np.asarray(gamma, np.float64) - 1
   with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
     growth = np.expm1(t * np.log1p(excess)) / excess
@@ -180,9 +181,7 @@ def amplification(gamma, t) -> np.ndarray:
 
 def fip_norms(eps: types.Params) -> jax.Array:
   """Returns ‖ε‖ of every removal: leaves [R, ...] -> [R]."""
-  rows = {np.shape(a)[:1] for a in jax.tree.leaves(eps)}
-  if len(rows) != 1 or rows == {()}:
-    raise ValueError("eps must have leaves [R, ...], with one R for all")
+  eps = _rows("eps", eps)
   square = lambda a: jnp.square(a).reshape(a.shape[0], -1).sum(1)
   return jnp.sqrt(sum(square(a) for a in jax.tree.leaves(eps)))
 
@@ -197,10 +196,24 @@ def new_error(exact: types.Params, one_step: types.Params) -> jax.Array:
     one_step: an estimator's ε_t, started from the exact ε_{t-1}^*; see
       `simulation.from_exact`.
   """
-  form = lambda tree: jax.tree.map(np.shape, tree)
+  exact, one_step = _rows("exact", exact), _rows("one_step", one_step)
+  form = lambda tree: jax.tree.map(jnp.shape, tree)
   if form(exact) != form(one_step):
     raise ValueError("exact and one_step differ in their layers or shapes")
   return fip_norms(jax.tree.map(jnp.subtract, exact, one_step))
+
+
+def _rows(name, eps):
+  """Returns ε as arrays, leaves [R, ...]."""
+  leaves, treedef = jax.tree.flatten(eps)
+  leaves = [
+    a if isinstance(a, jax.Array) else jnp.asarray(checks.array(name, a))
+    for a in leaves
+  ]
+  rows = {a.shape[:1] for a in leaves}
+  if len(rows) != 1 or rows & {(), (0,)}:
+    raise ValueError(f"{name} must have leaves [R, ...], with one R for all")
+  return treedef.unflatten(leaves)
 
 
 def theorem2_bound(gamma, C):
@@ -210,4 +223,7 @@ def theorem2_bound(gamma, C):
     gamma: γ.
     C: the largest ‖ε_t^*‖, `fip_norms(...).max()`.
   """
+  gamma, C = checks.array("gamma", gamma), checks.array("C", C)
+  checks.at_least("gamma", gamma, 0)
+  checks.at_least("C", C, 0)
   return gamma * C

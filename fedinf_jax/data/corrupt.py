@@ -27,7 +27,8 @@ def flip_labels(
   federated.check(data)
   if data.num_classes is None or data.num_classes < 2:
     raise ValueError("flip_labels needs data with num_classes of at least 2")
-  if not 0 < checks.number("fraction", fraction) <= 1:
+  fraction = checks.number("fraction", fraction)
+  if not 0 < fraction <= 1:
     raise ValueError(f"fraction is {fraction}; it must lie in (0, 1]")
 
   def flip(x, y, draw):
@@ -46,7 +47,8 @@ def add_noise(
   seed: int = 0,
 ) -> Corrupted:
   """Adds N(0, scale²) to every input, kept within the range of the data."""
-  if not 0 < checks.number("scale", scale) < np.inf:
+  scale = checks.number("scale", scale)
+  if not 0 < scale < np.inf:
     raise ValueError(f"scale is {scale}; it must be positive and finite")
   _require_floats(data)
 

@@ -146,7 +146,8 @@ class FederatedData:
     part. A client with none left over is absent from the second.
     """
     checks.integer("seed", seed)
-    if not 0 < checks.number("train_fraction", train_fraction) < 1:
+    train_fraction = checks.number("train_fraction", train_fraction)
+    if not 0 < train_fraction < 1:
       raise ValueError(
         f"train_fraction is {train_fraction}; it must lie between 0 and 1"
       )

@@ -76,6 +76,8 @@ def _array(archive, name):
       (2, 0): npy.read_array_header_2_0,
     }[version]
     shape, _, dtype = read_header(member)
+    if dtype.hasobject:
+      raise ValueError(f"{name}: it holds Python objects, not numbers or text")
     claimed = dtype.itemsize
     for side in shape:
       claimed *= side  # Python's integers do not overflow.

@@ -5,7 +5,6 @@ import pathlib
 import stat
 from typing import Any
 
-from fedinf_jax import checks
 from fedinf_jax import memory
 
 
@@ -13,10 +12,11 @@ def path(name: str, value: Any) -> pathlib.Path:
   """Returns a path, from text or another path."""
   try:
     found = pathlib.Path(value)
-    found.is_dir()  # Raises for names that no file can have.
+    os.lstat(found)  # Raises for names that no file can have.
+  except (FileNotFoundError, NotADirectoryError, PermissionError):
+    pass
   except (TypeError, ValueError, OSError) as error:
     raise ValueError(f"{name} is {value!r}; it must be a path") from error
-  checks.identifier(name, str(found))
   return found
 
 

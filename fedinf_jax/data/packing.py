@@ -1,11 +1,13 @@
 """What a client hands in: an id and a pair of arrays, checked one by one."""
 
 from collections.abc import Sequence
+from collections.abc import Sized
 from typing import Any
 
 import numpy as np
 
 from fedinf_jax import checks
+from fedinf_jax import memory
 
 Pair = tuple[np.ndarray, np.ndarray]
 
@@ -36,6 +38,8 @@ def ids(ids: Any, num_clients: int) -> tuple[Any, ...]:
 def listed(name: str, values: Any) -> list:
   """Returns a list of what must be several things."""
   try:
+    if isinstance(values, Sized):
+      memory.require(name, 8 * len(values))
     return list(values)
   except TypeError as error:
     raise ValueError(f"{name} is {values!r}; it must be a list") from error

@@ -46,7 +46,8 @@ def dirichlet(
   """
   x, y = _arrays(x, y, num_clients)
   checks.integer("seed", seed)
-  if not 0 < checks.number("alpha", alpha) < np.inf:
+  alpha = checks.number("alpha", alpha)
+  if not 0 < alpha < np.inf:
     raise ValueError(f"alpha is {alpha}; it must be positive and finite")
   if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
     raise ValueError("y must hold one integer label per example")

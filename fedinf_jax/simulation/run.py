@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedinf_jax import agreement
+from fedinf_jax import checks
 from fedinf_jax import influence
 from fedinf_jax import memory
 from fedinf_jax import metrics
@@ -30,6 +31,30 @@ class State(NamedTuple):
   # int32 [], R. On several devices there are padding rows, removals of nobody,
   # to make their number a multiple of the devices.
   num_removals: jax.Array
+
+
+def check_state(state: State, expected: State | None = None):
+  """Refuses what is no state, one of another simulator, or one used up.
+
+  Args:
+    state: what a user hands in.
+    expected: the shapes it must have; None: any.
+  """
+  if not isinstance(state, State):
+    raise ValueError(
+      f"state is a {type(state).__name__}; it must be what a simulator's"
+      " init or step returned"
+    )
+  form = lambda tree: jax.tree.map(
+    lambda a: (jnp.shape(a), jnp.result_type(a)), tree
+  )
+  if expected is not None and form(state) != form(expected):
+    raise ValueError("state is one of another simulator, not of this one")
+  arrays = [a for a in jax.tree.leaves(state) if isinstance(a, jax.Array)]
+  if any(checks.readable(a) and a.is_deleted() for a in arrays):
+    raise ValueError(
+      "state was used up by an earlier step; take the one that it returned"
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,11 +97,8 @@ class Run:
       data: the clients. If given, examples that influence is measured on must
         look like theirs.
     """
-    if not isinstance(model, types.Model) or not isinstance(state, State):
-      raise ValueError(
-        f"Run.of takes a fi.Model and a simulator's state, not a"
-        f" {type(model).__name__} and a {type(state).__name__}"
-      )
+    agreement.require_model(model)
+    check_state(state)
     example = data and agreement.example_of(federated.check(data))
     num_removals = int(state.num_removals)
     replayed, exact = None, None
@@ -130,7 +152,12 @@ class Run:
     eps = self._eps_of(of)
     mesh = devices.mesh_of(eps)
     arrays = agreement.evaluation(
-      self.model, self.params, metric, (x, y), self.example
+      self.model,
+      self.params,
+      metric,
+      (x, y),
+      like=self.example,
+      num_models=jax.tree.leaves(eps)[0].shape[0],
     )
     x, y = devices.put(mesh, arrays, devices.REPLICATED)
     without, present, moved = _scores(

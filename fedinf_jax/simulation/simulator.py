@@ -85,7 +85,7 @@ def simulator(
   advance = rounds.loop(plan.choices)
 
   def step(state, rounds=1):
-    _check_state(expected, state)
+    runs.check_state(state, expected)
     traced = isinstance(state.round, jax.core.Tracer)
     if not traced:
       left = fed.rounds - int(state.round)
@@ -146,9 +146,10 @@ def from_exact(state: runs.State, name: str) -> runs.State:
   One `step` later, that estimator is off by what the round itself added, the
   o(C) of Theorem 1: see `theory.new_error`.
   """
-  if not isinstance(state, runs.State):
-    raise ValueError(f"state is a {type(state).__name__}, not a simulator's")
-  checks.one_of("name", name, tuple(state.estimators))
+  runs.check_state(state)
+  if not isinstance(name, str) or name not in state.estimators:
+    known = ", ".join(map(repr, state.estimators)) or "no estimator"
+    raise ValueError(f"name is {name!r}; this run has {known}")
   estimator = state.estimators[name]
   num_removals = int(state.num_removals)
   replayed = state.replayed
@@ -221,20 +222,6 @@ def _require_memory(plan):
   if any(e.curvature.linear for _, e in plan.choices.estimators):
     steps = setup.fed.local_steps
     memory.require(f"local_steps is {steps}: its models", steps * model)
-
-
-def _check_state(expected, state):
-  """Refuses a state of another simulator, or one that is used up."""
-  form = lambda tree: jax.tree.map(
-    lambda a: (jnp.shape(a), jnp.result_type(a)), tree
-  )
-  if not isinstance(state, runs.State) or form(state) != form(expected):
-    raise ValueError("state is not one of this simulator's")
-  gone = lambda a: not isinstance(a, jax.core.Tracer) and a.is_deleted()
-  if any(map(gone, jax.tree.leaves(state))):
-    raise ValueError(
-      "state was used up by an earlier step; take the one that it returned"
-    )
 
 
 def _whole(rounds):

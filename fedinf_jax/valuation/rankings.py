@@ -61,7 +61,8 @@ def choose(
     int [⌊fraction · K + 1/2⌋], positions, the most harmful (helpful) first.
   """
   order = ranking(fil, higher_is_helpful=higher_is_helpful)
-  if not 0 <= checks.number("fraction", fraction) <= 1:
+  fraction = checks.number("fraction", fraction)
+  if not 0 <= fraction <= 1:
     raise ValueError(f"fraction is {fraction}; it must lie in [0, 1]")
   checks.seed(seed)
   checks.one_of("end", end, ENDS)
@@ -88,7 +89,8 @@ def rewards(fil: Any, budget: float = 1.0) -> np.ndarray:
     float64 [K], >= 0.
   """
   help_ = np.maximum(_scores("fil", fil), 0)
-  if not 0 <= checks.number("budget", budget) < np.inf:
+  budget = checks.number("budget", budget)
+  if not 0 <= budget < np.inf:
     raise ValueError(f"budget is {budget}; it must be >= 0 and finite")
   largest = help_.max()
   # Divided by the largest first, for sums beyond or below what floats hold.
