@@ -287,7 +287,7 @@ def test_a_sparse_file_is_not_read_into_memory(tmp_path):
 
 @pytest.mark.parametrize("folder", [None, 3, "a\0b", "a" * 5000, "\ud800"])
 def test_a_folder_is_a_path(folder):
-  for read in (femnist.from_leaf, femnist.from_npz):
+  for read in (femnist.from_leaf, femnist.from_npz, femnist.from_tfds):
     with pytest.raises(ValueError, match="it must be a path"):
       read(folder)
 
@@ -380,9 +380,10 @@ def test_tfds_has_the_splits_that_leaf_has(folder, tmp_path):
   assert_same(femnist.from_leaf(folder), femnist.from_tfds(tmp_path))
   with pytest.raises(ValueError, match="no split 'test'"):
     femnist.from_tfds(tmp_path, "test")
-  next(tmp_path.rglob("*.array_record-*")).write_bytes(b"cut")
-  with pytest.raises(ValueError, match="prepare_tfds again"):
-    femnist.from_tfds(tmp_path)
+  for name in ("*.array_record-*", "dataset_info.json"):
+    next(tmp_path.rglob(name)).write_bytes(b"cut")
+    with pytest.raises(ValueError, match="prepare_tfds again"):
+      femnist.from_tfds(tmp_path)
 
 
 @pytest.mark.parametrize(

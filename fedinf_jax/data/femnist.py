@@ -109,7 +109,7 @@ def from_tfds(
     source = builder.as_data_source(split)
     # One batch: twice as fast as one by one.
     examples = source.__getitems__(range(len(source)))
-  except RuntimeError as error:  # ArrayRecord's word for a damaged file.
+  except Exception as error:  # Of TFDS, ArrayRecord or zlib.
     raise ValueError(
       f"{builder.data_path}: {error}; delete it and prepare_tfds again"
     ) from error
@@ -186,7 +186,14 @@ def from_greys(greys: np.ndarray) -> np.ndarray:
 def _tfds_builder(data_dir):
   from fedinf_jax.data import femnist_tfds  # Here because it imports TFDS.
 
-  return femnist_tfds.Femnist(data_dir=data_dir, file_format="array_record")
+  # TFDS takes None as its own folder in the user's home.
+  data_dir = files.path("data_dir", data_dir)
+  try:
+    return femnist_tfds.Femnist(data_dir=data_dir, file_format="array_record")
+  except Exception as error:  # Of TFDS, for a description that is damaged.
+    raise ValueError(
+      f"{data_dir}: {error}; delete it and prepare_tfds again"
+    ) from error
 
 
 def _read(path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
