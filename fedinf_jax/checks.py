@@ -7,15 +7,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedinf_jax import memory
 from fedinf_jax import rng
 from fedinf_jax import tree
 
 
 def positive_integer(name: str, value: Any) -> int:
   """Returns an integer >= 1, of Python's or of NumPy's."""
-  if not _is_integer(value) or value < 1:
-    raise ValueError(f"{name} is {value!r}; it must be an integer >= 1")
+  return integer(name, value, least=1)
+
+
+def integer(name: str, value: Any, *, least: int = 0) -> int:
+  """Returns an integer >= `least`, of Python's or of NumPy's."""
+  if not _is_integer(value) or value < least:
+    raise ValueError(f"{name} is {value!r}; it must be an integer >= {least}")
   return int(value)
+
+
+def at_least(name: str, values: np.ndarray, least: float):
+  """Refuses numbers below `least`, infinity and NaN."""
+  if not ((values >= least) & (values < np.inf)).all():
+    raise ValueError(f"{name} must be >= {least} and finite, everywhere")
 
 
 def seed(seed: Any) -> int:
@@ -25,37 +37,90 @@ def seed(seed: Any) -> int:
   return int(seed)
 
 
+def number(name: str, value: Any) -> float:
+  """Returns a real number, which may be NaN: the caller knows its range."""
+  # NumPy holds a large integer as an object.
+  found = _as_array(float(value) if _fits_float(value) else value)
+  if found is None or found.ndim or found.dtype.kind not in "iuf":
+    raise ValueError(f"{name} is {value!r}; it must be a number")
+  return float(found)
+
+
+def boolean(name: str, value: Any) -> bool:
+  """Returns True or False; nothing else is as good."""
+  if not isinstance(value, bool | np.bool_):
+    raise ValueError(f"{name} is {value!r}; it must be True or False")
+  return bool(value)
+
+
 def one_of(name: str, value: Any, options: Collection):
-  """Checks that a value is one of a few."""
-  if value not in options:
+  """Checks that a value is one of a few, which are strings or None."""
+  known = value is None or isinstance(value, str)
+  if not known or value not in options:
     *most, last = (repr(option) for option in options)
     allowed = f"{', '.join(most)} or {last}" if most else last
     raise ValueError(f"{name} is {value!r}; it must be {allowed}")
 
 
-def model(model, params, x, y):
-  """Checks that a model's loss is one number per example.
+def identifier(name: str, value: Any):
+  """Returns an id: an integer, or text that a file and a hash can hold."""
+  if isinstance(value, str):
+    # Half a surrogate pair: Python and JSON can spell it, UTF-8 cannot.
+    if any("\ud800" <= character <= "\udfff" for character in value):
+      raise ValueError(
+        f"{name}: {value!r} is not a string of Unicode characters (it has half"
+        " of a surrogate pair)"
+      )
+  elif not _is_integer(value):
+    raise ValueError(f"{name}: {value!r} is neither a string nor an integer")
+  return value
+
+
+def array(name: str, value: Any) -> np.ndarray:
+  """Returns an array of real numbers, in a dtype that JAX keeps.
+
+  Floats of less than 32 bits become float32. What is wider than JAX's own types
+  becomes one of them, unless that would change an integer.
 
   Args:
-    model: init, apply, loss.
-    params: its parameters, or their shapes.
-    x: [N, ...] inputs.
-    y: [N, ...] labels.
+    name: what it is, to begin a message with.
+    value: whatever the user gave.
   """
-  shape = lambda a: jax.ShapeDtypeStruct((2, *a.shape[1:]), a.dtype)
-  try:
-    outputs = jax.eval_shape(model.apply, params, shape(x))
-  except Exception as error:  # Whatever a user's module raises.
-    raise ValueError(
-      f"model: apply does not accept inputs of shape [N{_dims(x)}]: {error}"
-    ) from error
-  losses = jax.eval_shape(model.loss, outputs, shape(y))
-  if getattr(losses, "shape", None) != (2,):
-    found = getattr(losses, "shape", losses)
-    raise ValueError(
-      f"model: for 2 examples the loss returns shape {list(found)}; it must"
-      " return one number per example, [N] (the mean is taken later)"
-    )
+  given = _as_array(value)
+  floating = given is not None and jnp.issubdtype(given.dtype, jnp.floating)
+  if given is None or not (floating or given.dtype.kind in "iub"):
+    raise ValueError(f"{name} is not a rectangular array of real numbers")
+  _refuse_mask(name, value)
+  narrow = np.promote_types(given.dtype, np.float32) if floating else None
+  if floating and narrow not in (np.float32, np.float64):
+    narrow = np.dtype(np.float64)
+  dtype = jax.dtypes.canonicalize_dtype(narrow or given.dtype)
+  # A view of few numbers can claim any shape; whoever reads it copies it.
+  memory.require(name, given.size * dtype.itemsize)
+  if given.dtype == dtype:
+    return given
+  with np.errstate(over="ignore"):  # An overflow is reported as not finite.
+    found = given.astype(dtype)
+  if not floating and not (found == given).all():
+    raise ValueError(f"{name} has an integer beyond {dtype}")
+  return found
+
+
+def readable(value: Any) -> bool:
+  """Returns whether values can be looked at: not traced, not elsewhere."""
+  if isinstance(value, jax.core.Tracer):
+    return False
+  return not isinstance(value, jax.Array) or value.is_fully_addressable
+
+
+def finite(name: str, values: np.ndarray, what: str = "example"):
+  """Refuses NaN and infinity; names the first row that has one."""
+  if values.size and np.issubdtype(values.dtype, np.floating):
+    good = np.isfinite(values).reshape(len(values), -1).all(1)
+    if not good.all():
+      raise ValueError(
+        f"{name} has a value that is not finite ({what} {good.argmin()})"
+      )
 
 
 def params(params, model, seed, data):
@@ -71,8 +136,7 @@ def params(params, model, seed, data):
   if params is None:
     params = model.init(key)
   else:
-    _require_shapes(params, model.param_shapes())
-    params = jax.tree.map(jnp.asarray, params)
+    params = _own_params(params, model.param_shapes())
   if jnp.issubdtype(data.x.dtype, jnp.floating):
     params = tree.cast(params, data.x.dtype)
   return params
@@ -85,10 +149,13 @@ def cohorts(cohorts, data, fed, seed) -> np.ndarray:
       f"cohort_size is {fed.cohort_size} but there are only"
       f" {data.num_clients} clients"
     )
+  memory.require(
+    f"rounds is {fed.rounds}: the cohorts", 4 * fed.rounds * fed.cohort_size
+  )
   if cohorts is None:
     words = rng.id_words(data.ids)
     return rng.cohorts(seed, words, fed.rounds, fed.cohort_size)
-  cohorts = np.asarray(cohorts)
+  cohorts = array("cohorts", cohorts)
   if cohorts.shape != (fed.rounds, fed.cohort_size):
     raise ValueError(
       f"cohorts has shape {list(cohorts.shape)}; rounds and cohort_size ask"
@@ -107,23 +174,54 @@ def cohorts(cohorts, data, fed, seed) -> np.ndarray:
   return cohorts.astype(np.int32)
 
 
-def _require_shapes(params, expected):
-  """Refuses parameters that do not fit the model."""
+def _own_params(params, expected):
+  """Returns the caller's parameters; refuses those that do not fit the model.
+
+  Args:
+    params: the caller's.
+    expected: the shapes of the model's.
+  """
   expected, treedef = jax.tree.flatten_with_path(expected)
   leaves, given = jax.tree.flatten(params)
   if given != treedef:
     raise ValueError(f"params: the model has {treedef}, not {given}")
-  for (path, shape), leaf in zip(expected, leaves, strict=True):
-    if shape.shape != np.shape(leaf):
+  found = []
+  for (path, wanted), leaf in zip(expected, leaves, strict=True):
+    name = f"params: {tree.name(path)}"
+    values = array(name, leaf) if readable(leaf) else leaf
+    if values.shape != wanted.shape:
       raise ValueError(
-        f"params: {tree.name(path)} has shape {list(np.shape(leaf))}; the"
-        f" model's is {list(shape.shape)}"
+        f"{name} has shape {list(values.shape)}; the model's is"
+        f" {list(wanted.shape)}"
       )
+    if readable(leaf):
+      finite(name, np.atleast_1d(values), "row")
+    floating = jnp.issubdtype(values.dtype, jnp.floating)
+    found.append(jnp.asarray(values, None if floating else wanted.dtype))
+  return treedef.unflatten(found)
+
+
+def _as_array(value):
+  """Returns a NumPy array of whatever it is; None if it cannot be one."""
+  try:
+    return np.asarray(value)
+  except Exception:  # Ragged rows, or what a foreign `__array__` raises.
+    return None
+
+
+def _refuse_mask(name, value):
+  """Refuses masked entries, which NumPy would turn into plain numbers."""
+  parts = value if isinstance(value, list | tuple) else [value]
+  masks = [np.ma.getmask(a) for a in parts if isinstance(a, np.ma.MaskedArray)]
+  if any(mask.any() for mask in masks):
+    raise ValueError(
+      f"{name} has masked entries; leave these examples out, or fill them in"
+    )
+
+
+def _fits_float(value):
+  return _is_integer(value) and abs(value) < 2**1000
 
 
 def _is_integer(value):
   return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _dims(array):
-  return "".join(f", {d}" for d in array.shape[1:])

@@ -6,6 +6,7 @@ Any such function can be handed to `Run.influence`.
 import jax
 import jax.numpy as jnp
 
+from fedinf_jax import checks
 from fedinf_jax import models
 
 
@@ -23,11 +24,12 @@ def of_model(metric, model):
 
 def cross_entropy(outputs, y):
   """Returns the mean cross entropy of logits [N, C]."""
-  return models.cross_entropy(outputs, y).mean()
+  return models.cross_entropy(*_classified(outputs, y)).mean()
 
 
 def accuracy(outputs, y):
   """Returns the share of examples whose largest output is the label's."""
+  outputs, y = _classified(outputs, y)
   return (outputs.argmax(-1) == y).astype(outputs.dtype).mean()
 
 
@@ -45,6 +47,7 @@ def recall(outputs, y):
 
 def mse(outputs, y):
   """Returns the mean squared error of outputs shaped like y."""
+  outputs, y = _numbers("outputs", outputs), _numbers("y", y)
   if outputs.shape != y.shape:
     raise ValueError(
       f"mse: outputs have shape {outputs.shape} but y has {y.shape}"
@@ -61,11 +64,38 @@ def per_class_accuracy(outputs, y):
 def predictions(outputs, y):
   """Returns each example's class probabilities, [N, C]; y has no say."""
   del y
-  return jax.nn.softmax(outputs)
+  return jax.nn.softmax(_numbers("outputs", outputs))
+
+
+# Those that read y as one label per example.
+OF_LABELS = cross_entropy, accuracy, precision, recall, per_class_accuracy
+
+
+def _classified(outputs, y):
+  """Returns outputs [..., C] of a classifier and the labels [...] beside them.
+
+  Labels [N, 1] against N outputs would be compared all with all.
+  """
+  outputs, y = _numbers("outputs", outputs), _numbers("y", y)
+  labels = jnp.issubdtype(y.dtype, jnp.integer)
+  if not labels or not outputs.ndim or outputs.shape[:-1] != y.shape:
+    raise ValueError(
+      f"y is {y.dtype} of shape {list(y.shape)}; outputs of shape"
+      f" {list(outputs.shape)} ask for one integer label per example"
+    )
+  return outputs, y
+
+
+def _numbers(name, value):
+  """Returns an array of numbers; False and True are 0 and 1."""
+  if not isinstance(value, jax.Array):
+    value = jnp.asarray(checks.array(name, value))
+  return value.astype(jnp.int32) if value.dtype == bool else value
 
 
 def _counts(outputs, y):
   """Per class: examples rightly predicted, predicted, and actual; each [C]."""
+  outputs, y = _classified(outputs, y)
   one_hot = lambda c: jax.nn.one_hot(c, outputs.shape[-1], dtype=outputs.dtype)
   predicted, actual = one_hot(outputs.argmax(-1)), one_hot(y)
   return (predicted * actual).sum(0), predicted.sum(0), actual.sum(0)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedinf_jax import agreement
 from fedinf_jax import checks
 from fedinf_jax import fedavg
 from fedinf_jax import rng
@@ -63,6 +64,11 @@ def round_theory(
     seed: the run's seed.
     num_steps: Lanczos steps per Hessian.
   """
+  agreement.training(model, data, fed)
+  checks.seed(seed)
+  if checks.positive_integer("round_", round_) >= 2**31:
+    raise ValueError(f"round_ is {round_}; it must be below 2^31")
+  checks.positive_integer("num_steps", num_steps)
   if fed.learning_rate is None:
     raise ValueError(
       "γ is that of plain gradient descent; give learning_rate, not"
@@ -104,9 +110,10 @@ def round_theory(
 
 
 def _checked(cohort, num_clients):
-  cohort = np.asarray(cohort)
+  cohort = checks.array("cohort", cohort)
   if (
     cohort.ndim != 1
+    or not len(cohort)
     or not np.issubdtype(cohort.dtype, np.integer)
     or not np.isin(cohort, np.arange(num_clients)).all()
   ):
@@ -163,6 +170,9 @@ def amplification(gamma, t) -> np.ndarray:
     gamma: [...], >= 0.
     t: [...], rounds >= 1.
   """
+  gamma, t = checks.array("gamma", gamma), checks.array("t", t)
+  checks.at_least("gamma", gamma, 0)
+  checks.at_least("t", t, 1)
   excess = np.asarray(gamma, np.float64) - 1
   with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
     growth = np.expm1(t * np.log1p(excess)) / excess
@@ -171,6 +181,7 @@ def amplification(gamma, t) -> np.ndarray:
 
 def fip_norms(eps: types.Params) -> jax.Array:
   """Returns ‖ε‖ of every removal: leaves [R, ...] -> [R]."""
+  eps = _rows("eps", eps)
   square = lambda a: jnp.square(a).reshape(a.shape[0], -1).sum(1)
   return jnp.sqrt(sum(square(a) for a in jax.tree.leaves(eps)))
 
@@ -185,7 +196,24 @@ def new_error(exact: types.Params, one_step: types.Params) -> jax.Array:
     one_step: an estimator's ε_t, started from the exact ε_{t-1}^*; see
       `simulation.from_exact`.
   """
+  exact, one_step = _rows("exact", exact), _rows("one_step", one_step)
+  form = lambda tree: jax.tree.map(jnp.shape, tree)
+  if form(exact) != form(one_step):
+    raise ValueError("exact and one_step differ in their layers or shapes")
   return fip_norms(jax.tree.map(jnp.subtract, exact, one_step))
+
+
+def _rows(name, eps):
+  """Returns ε as arrays, leaves [R, ...]."""
+  leaves, treedef = jax.tree.flatten(eps)
+  leaves = [
+    a if isinstance(a, jax.Array) else jnp.asarray(checks.array(name, a))
+    for a in leaves
+  ]
+  rows = {a.shape[:1] for a in leaves}
+  if len(rows) != 1 or rows & {(), (0,)}:
+    raise ValueError(f"{name} must have leaves [R, ...], with one R for all")
+  return treedef.unflatten(leaves)
 
 
 def theorem2_bound(gamma, C):
@@ -195,4 +223,7 @@ def theorem2_bound(gamma, C):
     gamma: γ.
     C: the largest ‖ε_t^*‖, `fip_norms(...).max()`.
   """
+  gamma, C = checks.array("gamma", gamma), checks.array("C", C)
+  checks.at_least("gamma", gamma, 0)
+  checks.at_least("C", C, 0)
   return gamma * C

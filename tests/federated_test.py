@@ -1,8 +1,11 @@
 """FederatedData: what goes in comes out, and what is wrong is named."""
 
+import dataclasses
+
 import hypothesis
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -58,6 +61,40 @@ BAD = {
   "id twice": ([good(), good()], {"ids": ["1", 1]}, "ids: '1' occurs twice"),
   "id missing": ([good(), good()], {"ids": ["a"]}, "ids has 1 entries for 2"),
   "id kind": ([good()], {"ids": [None]}, "ids: None is neither"),
+  "id surrogate": (
+    [good()],
+    {"ids": ["a\ud800"]},
+    r"ids: 'a\\ud800' is not a string of Unicode characters",
+  ),
+  "ids of nothing": ([good()], {"ids": 3}, "ids is 3; it must be a list"),
+  "clients of nothing": (None, {}, "clients is None; it must be a list"),
+  "no features": (
+    [(np.ones((3, 0)), np.zeros(3, int))],
+    {},
+    r"client 0: x has examples of shape \[0\], without a number",
+  ),
+  "masked": (
+    [good(), (np.ma.masked_equal(NAN[:1], 2.0), [0])],
+    {},
+    "client 1: x has masked entries",
+  ),
+  "masked rows": (
+    [([np.ma.masked_equal(NAN[0], 2.0)], [0])],
+    {},
+    "client 0: x has masked entries",
+  ),
+  "num_classes": ([good()], {"num_classes": 2.0}, "num_classes is 2.0"),
+  "no classes": ([good()], {"num_classes": 0}, "num_classes is 0"),
+  "huge": (
+    [(np.broadcast_to(1.0, (10**13, 2)), np.broadcast_to(0, 10**13))],
+    {},
+    r"client 0: x would need 160,000,000,000,000 bytes of memory or more",
+  ),
+  "huge halves": (
+    [(np.broadcast_to(np.float16(1), (10**13, 2)), [0])],
+    {},
+    r"client 0: x would need 80,000,000,000,000 bytes",
+  ),
 }
 
 
@@ -66,6 +103,43 @@ def test_names_what_is_wrong(name):
   clients, kwargs, message = BAD[name]
   with pytest.raises(ValueError, match=message):
     make(clients, **kwargs)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_half_floats_and_boolean_labels_are_cast(dtype):
+  x, y = np.eye(3).astype(dtype), np.array([True, False, True])
+  data = make([(x, y)], num_classes=2)
+  assert (data.x.dtype, data.y.dtype) == (np.float32, np.int32)
+  np.testing.assert_array_equal(data.x, np.eye(3))
+  np.testing.assert_array_equal(data.y, [1, 0, 1])
+  unmasked = np.ma.masked_array(np.eye(3), mask=False)
+  assert make([(unmasked, y)]).x.dtype == np.float64
+  wide = make([(np.eye(3).astype(np.longdouble), y)])
+  assert wide.x.dtype == np.float64
+
+
+def test_what_is_made_by_hand_is_checked_too():
+  data = make([good(3), good(2)], num_classes=1)
+  for changes, message in (
+    ({"y": data.y + 1}, "client 0: y has a label outside 0 … 0"),
+    ({"x": data.x * np.nan}, "client 0: x has a value that is not finite"),
+    ({"x": data.x.astype(np.float16)}, "x is float16; use from_clients"),
+    ({"y": data.y == 0}, "y is bool; use from_clients"),
+    ({"num_examples": np.array([3, 3])}, "num_examples does not divide"),
+    ({"ids": ("a",)}, "ids has 1 entries for 2 clients"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      dataclasses.replace(data, **changes)
+
+
+def test_positions_are_not_counted_from_the_end():
+  data = make([good(), good()])
+  for call in (data.client, lambda k: data.take([k])):
+    for k in (-1, 0.0, "0", None, True):
+      with pytest.raises(ValueError, match=f"client is {k!r}; it must be an"):
+        call(k)
+    with pytest.raises(ValueError, match="positions run from 0 to 1"):
+      call(2)
 
 
 def test_keeps_every_example_in_place():
@@ -128,7 +202,7 @@ def test_hostile_input_is_packed_or_refused_by_name(clients, num_classes):
   try:
     data = make(clients, num_classes=num_classes)
   except ValueError as error:
-    assert "client" in str(error)
+    assert "client" in str(error) or "num_classes is" in str(error)
     return
   assert data.num_clients == len(clients)
   assert (data.num_examples > 0).all()

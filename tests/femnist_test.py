@@ -3,9 +3,11 @@
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
+import zipfile
 
 import hypothesis
 from hypothesis import strategies as st
@@ -248,6 +250,119 @@ def test_a_file_must_be_readable(tmp_path):
     femnist.from_leaf(tmp_path)
 
 
+@pytest.fixture
+def patience():
+  """Ten seconds; a read that waits for more than that ends in an error."""
+
+  def give_up(number, frame):
+    raise TimeoutError
+
+  before = signal.signal(signal.SIGALRM, give_up)
+  signal.alarm(10)
+  yield
+  signal.alarm(0)
+  signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+  "make", [os.mkfifo, lambda p: os.symlink("/dev/zero", p)]
+)
+def test_a_pipe_or_a_device_is_not_waited_for(tmp_path, patience, make):
+  make(tmp_path / "a.json")
+  with pytest.raises(ValueError, match=r"a\.json: .* not a regular file"):
+    femnist.from_leaf(tmp_path)
+  with pytest.raises(ValueError, match=r"a\.json: .* not a regular file"):
+    femnist.from_npz(tmp_path / "a.json")
+
+
+def test_a_sparse_file_is_not_read_into_memory(tmp_path):
+  with open(tmp_path / "a.json", "wb") as file:
+    file.truncate(10**13)
+  for read in (femnist.from_leaf, lambda f: femnist.from_npz(f / "a.json")):
+    with pytest.raises(
+      ValueError, match=r"a\.json: its content would need 10,"
+    ):
+      read(tmp_path)
+
+
+@pytest.mark.parametrize("folder", [None, 3, "a\0b", "a" * 5000, "\ud800"])
+def test_a_folder_is_a_path(folder):
+  for read in (femnist.from_leaf, femnist.from_npz, femnist.from_tfds):
+    with pytest.raises(ValueError, match="it must be a path"):
+      read(folder)
+
+
+def writers_npz(path, **changes):
+  """Writes three images by two of three writers; some arrays changed."""
+  arrays = {
+    "users": np.array(["v", "w", "idle"]),
+    "x_train": np.arange(3 * 784, dtype=np.uint8).reshape(3, 784),
+    "y_train": np.array([3, 61, 0]),
+    "u_train": np.array([1, 0, 1]),
+  } | changes
+  np.savez(path, **arrays)
+
+
+BAD_ARRAYS = {
+  "wide label": (
+    {"y_train": np.array([1, 2**32 + 3, 1])},
+    r"y_train\[1\] is 4294967299; a label is an integer from 0 to 61",
+  ),
+  "label": ({"y_train": np.array([1, 1, -1])}, r"y_train\[2\] is -1"),
+  "float label": ({"y_train": np.ones(3)}, r"y_train is float64 \[3\]; it"),
+  "bool label": ({"y_train": np.ones(3, bool)}, "y_train is bool"),
+  "columns": ({"y_train": np.ones((3, 1), int)}, r"y_train is int64 \[3, 1\]"),
+  "scalar": ({"x_train": np.uint8(3)}, r"x_train is uint8 \[\]"),
+  "owner": ({"u_train": np.array([0, 3, 0])}, r"u_train\[1\] is 3; a row of"),
+  "object": ({"users": np.array([None, 1, 2])}, "it holds Python objects"),
+  "users": ({"users": np.ones(3)}, r"users is float64 \[3\]; it must be"),
+  "twice": ({"users": np.array(["w", "w", "v"])}, "'w' occurs twice"),
+  "surrogate": (
+    {"users": np.array(["\ud800", "w", "v"])},
+    "users: .*surrogate",
+  ),
+  "nobody": (
+    {"x_train": np.zeros((0, 784), np.uint8), "y_train": np.zeros(0, int),
+     "u_train": np.zeros(0, int)},
+    "have 0, 0 and 0 rows",
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_ARRAYS)
+def test_a_bad_array_is_named(tmp_path, name):
+  changes, problem = BAD_ARRAYS[name]
+  writers_npz(tmp_path / "bad.npz", **changes)
+  with pytest.raises(ValueError, match=problem) as error:
+    femnist.from_npz(tmp_path / "bad.npz")
+  assert "bad.npz" in str(error.value)
+
+
+def test_an_npz_gives_writers_in_the_order_of_users(tmp_path):
+  writers_npz(tmp_path / "good.npz")
+  data = femnist.from_npz(tmp_path / "good.npz")
+  assert data.ids == ("v", "w")
+  assert data.y.tolist() == [61, 3, 0] and data.y.dtype == np.int32
+  greys = np.arange(3 * 784, dtype=np.uint8).reshape(3, 28, 28, 1)
+  np.testing.assert_array_equal(data.x, femnist.from_greys(greys[[1, 0, 2]]))
+
+
+def test_a_header_may_not_claim_more_than_there_is(tmp_path):
+  writers_npz(tmp_path / "good.npz")
+  with (
+    zipfile.ZipFile(tmp_path / "good.npz") as good,
+    zipfile.ZipFile(tmp_path / "bad.npz", "w") as bad,
+  ):
+    for name in good.namelist():
+      content = good.read(name)
+      if name == "x_train.npy":
+        claim = b"(%d, 784), }" % 10**12
+        content = content.replace(b"(3, 784), }".ljust(len(claim)), claim)
+      bad.writestr(name, content)
+  with pytest.raises(ValueError, match=r"bad\.npz.*claims 784,000,000,000,000"):
+    femnist.from_npz(tmp_path / "bad.npz")
+
+
 def test_round_trip_through_tfds(real_folder, tmp_path):
   femnist.prepare_tfds(real_folder, tmp_path)
   for split in femnist.leaf_splits(real_folder):
@@ -265,9 +380,10 @@ def test_tfds_has_the_splits_that_leaf_has(folder, tmp_path):
   assert_same(femnist.from_leaf(folder), femnist.from_tfds(tmp_path))
   with pytest.raises(ValueError, match="no split 'test'"):
     femnist.from_tfds(tmp_path, "test")
-  next(tmp_path.rglob("*.array_record-*")).write_bytes(b"cut")
-  with pytest.raises(ValueError, match="prepare_tfds again"):
-    femnist.from_tfds(tmp_path)
+  for name in ("*.array_record-*", "dataset_info.json"):
+    next(tmp_path.rglob(name)).write_bytes(b"cut")
+    with pytest.raises(ValueError, match="prepare_tfds again"):
+      femnist.from_tfds(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ ROOT = pathlib.Path(fedinf_jax.__file__).parent
 # the same holds for the floors of that folder.
 FLOORS = [
   {"types", "tree", "rng", "version"},
-  {"checks", "memory"},
+  {"memory"},
+  {"checks"},
   {"data", "models", "linalg"},
   {"metrics", "fedavg"},
+  {"agreement"},
   {"removals", "theory"},
   {"leave_one_out", "guards"},
   {"curvature"},
@@ -26,15 +28,17 @@ FLOORS = [
 ]
 WITHIN = {
   "data": [
+    {"files", "packing"},
     {"federated"},
     {
       "corrupt",
-      "femnist",
+      "femnist_npz",
       "glyph_writers",
       "leaf_synthetic",
       "on_device",
       "partition",
     },
+    {"femnist"},
     {"femnist_tfds"},
   ],
   "linalg": [{"hessian_products", "lanczos", "low_rank"}, {"spectra"}],

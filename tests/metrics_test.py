@@ -1,5 +1,7 @@
 """Metrics against their definitions, written out in NumPy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,6 +60,78 @@ def test_mse_and_the_model_s_own_loss():
   assert metrics.of_model(metrics.loss, model)(outputs, y) == pytest.approx(1)
   with pytest.raises(ValueError, match="without a model"):
     metrics.loss(outputs, y)
+
+
+@pytest.mark.parametrize("metric", metrics.OF_LABELS)
+def test_labels_stand_beside_the_outputs(metric):
+  for y in (Y[:, None], Y[:1], Y.astype(float), Y[None], None, "a"):
+    with pytest.raises(ValueError, match=r"^y is"):
+      metric(OUTPUTS, y)
+  with pytest.raises(ValueError, match="outputs of shape"):
+    metric(OUTPUTS[:, 0], Y)
+
+
+@functools.cache
+def a_run():
+  draw = np.random.default_rng(0)
+  data = fi.FederatedData.from_clients(
+    [(draw.normal(size=(9, 3)), draw.integers(0, 4, 9)) for _ in range(3)],
+    num_classes=4,
+  )
+  fed = fi.FedAvg(rounds=1, cohort_size=2, local_steps=1, learning_rate=0.5)
+  return fi.simulate(fi.models.logreg(3, 4), data, fed, exact=True), data
+
+
+X_TEST, Y_TEST = np.ones((5, 3)), np.zeros(5, int)
+NAN = np.where(np.arange(5)[:, None] == 2, np.nan, X_TEST)
+EVALUATIONS = {
+  "x nan": ({"x": NAN}, r"x has a value that is not finite \(example 2\)"),
+  "x width": ({"x": X_TEST[:, :2]}, r"x has examples of shape \[2\], float64"),
+  "x kind": ({"x": X_TEST.astype(int)}, "x has examples of .* int64; the tr"),
+  "x text": ({"x": "abc"}, "x is not a rectangular array"),
+  "x masked": ({"x": np.ma.masked_invalid(NAN)}, "x has masked entries"),
+  "x empty": ({"x": X_TEST[:0], "y": Y_TEST[:0]}, "at least one"),
+  "y length": ({"y": Y_TEST[:1]}, r"x has shape \[5, 3\] and y \[1\]"),
+  "y column": ({"y": Y_TEST[:, None]}, r"y has examples of shape \[1\]"),
+  "y negative": ({"y": Y_TEST - 5}, r"outside 0 … 3 \(example 0 is -5\)"),
+  "y large": ({"y": np.arange(5)}, r"outside 0 … 3 \(example 4 is 4\)"),
+  "y float": ({"y": Y_TEST + 0.5}, "y has examples of .* float64; the train"),
+  "y none": ({"y": None}, "y is not a rectangular array"),
+  "of": ({"of": ["exact"]}, r"of is \['exact'\]; this run has 'exact'"),
+  "metric": ({"metric": "loss"}, "metric is 'loss'; it must be a function"),
+  "metric none": ({"metric": lambda o, y: None}, "metric: returns NoneType"),
+  "metric bool": ({"metric": lambda o, y: True}, "metric: returns bool"),
+  "metric bools": ({"metric": lambda o, y: o > 0}, "metric: returns bool"),
+  "metric pair": ({"metric": lambda o, y: (o, o)}, "metric: returns tuple"),
+  "metric unsigned": (
+    {"metric": lambda o, y: y.astype(jnp.uint32)}, "metric: returns uint32",
+  ),
+  "metric of NumPy": (
+    {"metric": lambda o, y: np.mean(np.asarray(o))}, "metric: .*NumPy|Tracer",
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_influence_is_measured_on_examples_like_the_clients(name, compilations):
+  changes, message = EVALUATIONS[name]
+  run, _ = a_run()
+  del compilations[:]
+  asked = {"metric": metrics.loss, "x": X_TEST, "y": Y_TEST, "of": "exact"}
+  with pytest.raises(ValueError, match=message):
+    run.influence(**(asked | changes))
+  assert not compilations
+
+
+def test_boolean_test_labels_are_0_and_1():
+  run, _ = a_run()
+  y = np.arange(5) % 2
+  found = [
+    run.influence(metrics.loss, X_TEST, labels, of="exact")
+    for labels in (y, y == 1, jnp.asarray(y))
+  ]
+  np.testing.assert_array_equal(found[0], found[1])
+  np.testing.assert_array_equal(found[0], found[2])
 
 
 def test_influence_is_the_difference_of_the_metric():

@@ -385,7 +385,7 @@ X, Y = VALIDATION
 BAD = {
   "fil shape": (lambda: valuation.ranking(np.eye(3)), r"fil is .* \[3, 3\]"),
   "fil empty": (lambda: valuation.ranking([]), "one number per client"),
-  "fil text": (lambda: valuation.ranking(["a"]), "one number per client"),
+  "fil text": (lambda: valuation.ranking(["a"]), "fil is not a rectangular"),
   "fil nan": (
     lambda: valuation.rewards([0, np.nan]),
     "fil of client 1 is nan; it must be finite",
@@ -425,6 +425,12 @@ BAD = {
   ),
   "validation nan": (
     lambda: valuation.baselines(MODEL, make_data(), FED, X * np.nan, Y),
+    r"x has a value that is not finite \(example 0\)",
+  ),
+  "validation overflow": (
+    lambda: valuation.baselines(
+      MODEL, make_data(), FED, np.copysign(1.7e308, X), Y
+    ),
     r"round 1: the loss on the validation data \(x, y\) is not finite",
   ),
   "cohorts": (lambda: scores_of(cohorts=np.eye(3)), "cohorts has shape"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedinf_jax import checks
 from fedinf_jax import rng
 from fedinf_jax.data import federated
 
@@ -23,8 +24,10 @@ def flip_labels(
   seed: int = 0,
 ) -> Corrupted:
   """Replaces a fraction of the labels by another class, drawn uniformly."""
+  federated.check(data)
   if data.num_classes is None or data.num_classes < 2:
     raise ValueError("flip_labels needs data with num_classes of at least 2")
+  fraction = checks.number("fraction", fraction)
   if not 0 < fraction <= 1:
     raise ValueError(f"fraction is {fraction}; it must lie in (0, 1]")
 
@@ -44,6 +47,7 @@ def add_noise(
   seed: int = 0,
 ) -> Corrupted:
   """Adds N(0, scale²) to every input, kept within the range of the data."""
+  scale = checks.number("scale", scale)
   if not 0 < scale < np.inf:
     raise ValueError(f"scale is {scale}; it must be positive and finite")
   _require_floats(data)
@@ -67,9 +71,12 @@ def free_rider(
   examples drawn from it, so that sizes and label counts look right.
   """
   _require_floats(data)
+  low, high = float(data.x.min()), float(data.x.max())
+  if high - low == np.inf:
+    raise ValueError(f"x runs from {low} to {high}, too far to draw from")
 
   def fabricate(x, y, draw):
-    made_up = draw.uniform(data.x.min(), data.x.max(), x.shape)
+    made_up = draw.uniform(low, high, x.shape)
     return made_up.astype(x.dtype), draw.choice(data.y, len(y))
 
   return _replace(data, clients, seed, fabricate)
@@ -106,8 +113,11 @@ def _replace(data, clients, seed, change):
 
 
 def _positions(data, clients, seed):
-  if isinstance(clients, (int, np.integer)):
-    if not 1 <= clients <= data.num_clients:
+  federated.check(data)
+  checks.integer("seed", seed)
+  if isinstance(clients, (int, np.integer, float)):
+    checks.positive_integer("clients", clients)
+    if clients > data.num_clients:
       raise ValueError(
         f"clients is {clients}; it must be between 1 and {data.num_clients}"
       )
@@ -117,5 +127,6 @@ def _positions(data, clients, seed):
 
 
 def _require_floats(data):
+  federated.check(data)
   if not np.issubdtype(data.x.dtype, np.floating):
     raise ValueError(f"x is {data.x.dtype}; noise needs floating inputs")

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
-import jax
 import numpy as np
 
+from fedinf_jax import checks
+from fedinf_jax import memory
 from fedinf_jax import rng
+from fedinf_jax.data import packing
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,7 +44,7 @@ class FederatedData:
     """Validates and packs clients.
 
     Floating inputs become JAX's default float: float32, or float64 where they
-    are float64 and JAX's x64 flag is on.
+    are float64 and JAX's x64 flag is on. Boolean labels become 0 and 1.
 
     Args:
       clients: K pairs (x [n_k, ...], y [n_k, ...]), n_k >= 1; or a dictionary
@@ -58,20 +60,31 @@ class FederatedData:
       if ids is not None:
         raise ValueError("ids: a dictionary of clients has its ids as keys")
       ids, clients = list(clients), clients.values()
-    clients = list(clients)
-    ids = _checked_ids(ids, len(clients))
-    pairs = [_arrays(i, client) for i, client in zip(ids, clients, strict=True)]
-    for field, j in (("x", 0), ("y", 1)):
-      _check_alike(field, ids, [pair[j] for pair in pairs])
-    data = cls(
+    clients = packing.listed("clients", clients)
+    ids = packing.ids(ids, len(clients))
+    pairs = list(map(packing.pair, ids, clients))
+    for field, arrays in zip("xy", zip(*pairs, strict=True), strict=True):
+      packing.alike(field, ids, arrays)
+      memory.require(f"clients: {field}", sum(a.nbytes for a in arrays))
+    return cls(
       np.concatenate([x for x, _ in pairs]),
       np.concatenate([y for _, y in pairs]),
       np.array([len(x) for x, _ in pairs], np.int64),
       ids,
       num_classes,
     )
-    data._check_values()
-    return data
+
+  def __post_init__(self):
+    self._check_layout()
+    for field, values in (("x", self.x), ("y", self.y)):
+      if np.issubdtype(values.dtype, np.floating):
+        finite = np.isfinite(values).reshape(len(values), -1).all(1)
+        self._require(finite, f"{field} has a value that is not finite")
+    if self.num_classes is not None:
+      checks.positive_integer("num_classes", self.num_classes)
+      self.require_labels(
+        self.num_classes, f"num_classes={self.num_classes} asks"
+      )
 
   @property
   def num_clients(self) -> int:
@@ -85,10 +98,7 @@ class FederatedData:
 
   def client(self, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns client k's (x, y), by position."""
-    if not 0 <= k < self.num_clients:
-      raise ValueError(
-        f"client {k}: positions run from 0 to {self.num_clients - 1}"
-      )
+    (k,) = self._checked([k])
     rows = slice(*self.offsets[k : k + 2])
     return self.x[rows], self.y[rows]
 
@@ -106,6 +116,7 @@ class FederatedData:
   def take(self, positions: Sequence[int]) -> "FederatedData":
     """Returns the clients at `positions`, in that order, with their ids."""
     clients = self.clients()
+    positions = self._checked(packing.listed("positions", positions))
     return FederatedData.from_clients(
       [clients[k] for k in positions],
       [self.ids[k] for k in positions],
@@ -114,6 +125,7 @@ class FederatedData:
 
   def positions(self, ids: Sequence[Any]) -> list[int]:
     """Returns where the clients with these ids stand."""
+    ids = packing.listed("ids", ids)
     where = {str(i): k for k, i in enumerate(self.ids)}
     for i in ids:
       if str(i) not in where:
@@ -133,6 +145,8 @@ class FederatedData:
     As LEAF does: max(1, int(train_fraction * n_k)) examples go to the first
     part. A client with none left over is absent from the second.
     """
+    checks.integer("seed", seed)
+    train_fraction = checks.number("train_fraction", train_fraction)
     if not 0 < train_fraction < 1:
       raise ValueError(
         f"train_fraction is {train_fraction}; it must lie between 0 and 1"
@@ -157,95 +171,62 @@ class FederatedData:
       make(test, tested, self.num_classes),
     )
 
-  def _check_values(self):
-    """Checks values on the packed block, then names the client of a bad row."""
-    for field, values in (("x", self.x), ("y", self.y)):
-      if np.issubdtype(values.dtype, np.floating):
-        finite = np.isfinite(values).reshape(len(values), -1).all(1)
-        self._require(finite, f"{field} has a value that is not finite")
-    if self.num_classes is None:
-      return
+  def require_labels(self, num_classes: int, why: str):
+    """Requires one integer label in [0, num_classes) per example.
+
+    Args:
+      num_classes: C.
+      why: who asks for them, to begin a message with.
+    """
     if not np.issubdtype(self.y.dtype, np.integer) or self.y.ndim != 1:
       raise ValueError(
-        f"num_classes={self.num_classes} asks for one integer label per"
-        f" example; client {self.ids[0]!r}: y is {self.y.dtype} of shape [n"
+        f"{why} for one integer label per example;"
+        f" client {self.ids[0]!r}: y is {self.y.dtype} of shape [n"
         f"{''.join(f', {d}' for d in self.y.shape[1:])}]"
       )
-    self._require(
-      (self.y >= 0) & (self.y < self.num_classes),
-      f"y has a label outside 0 … {self.num_classes - 1}",
-    )
+    known = (self.y >= 0) & (self.y < num_classes)
+    self._require(known, f"y has a label outside 0 … {num_classes - 1}")
+
+  def _check_layout(self):
+    """Checks what `from_clients` gets right, for those who go without it."""
+    for field, values in (("x", self.x), ("y", self.y)):
+      kept = packing.examples(field, values)
+      kept = packing.labels(kept) if field == "y" else kept
+      if kept is not values:
+        kind = getattr(values, "dtype", type(values).__name__)
+        raise ValueError(f"{field} is {kind}; use from_clients, which casts it")
+    counts = checks.array("num_examples", self.num_examples)
+    packing.ids(self.ids, len(counts) if counts.ndim else 0)
+    if (
+      not np.issubdtype(counts.dtype, np.integer)
+      or counts.min() < 1
+      or not counts.sum() == len(self.x) == len(self.y)
+    ):
+      raise ValueError("num_examples does not divide x and y into clients")
 
   def _require(self, row_is_good, problem):
+    """Names the client and the example of the first bad row."""
     if not row_is_good.all():
       row = int(np.argmin(row_is_good))
       k = int(np.searchsorted(self.offsets, row, side="right")) - 1
       example = row - int(self.offsets[k])
       raise ValueError(f"client {self.ids[k]!r}: {problem} (example {example})")
 
-
-def _checked_ids(ids, num_clients):
-  if num_clients == 0:
-    raise ValueError("clients is empty; at least one client is needed")
-  if ids is None:
-    return tuple(range(num_clients))
-  ids = tuple(ids)
-  if len(ids) != num_clients:
-    raise ValueError(f"ids has {len(ids)} entries for {num_clients} clients")
-  seen = set()
-  for i in ids:
-    if isinstance(i, bool) or not isinstance(i, (str, int, np.integer)):
-      raise ValueError(f"ids: {i!r} is neither a string nor an integer")
-    if str(i) in seen:
-      raise ValueError(f"ids: {str(i)!r} occurs twice; ids must be distinct")
-    seen.add(str(i))
-  return ids
+  def _checked(self, positions):
+    """Returns positions of clients; NumPy would count negative ones back."""
+    for k in positions:
+      if checks.integer("client", k) >= self.num_clients:
+        raise ValueError(
+          f"client {k}: positions run from 0 to {self.num_clients - 1}"
+        )
+    return positions
 
 
-def _arrays(client_id, client):
-  """Returns one client's (x, y) as arrays of a dtype JAX will keep."""
-  where = f"client {client_id!r}"
-  if not isinstance(client, (tuple, list)) or len(client) != 2:
-    raise ValueError(f"{where}: expected a pair (x, y)")
-  arrays = []
-  for field, value in zip("xy", client, strict=True):
-    try:
-      array = np.asarray(value)
-    except ValueError:  # NumPy's word for rows of different lengths.
-      array = np.empty((), object)
-    if array.dtype.kind not in "iufb":
-      raise ValueError(
-        f"{where}: {field} is not a rectangular array of real numbers"
-      )
-    if array.ndim == 0:
-      raise ValueError(
-        f"{where}: {field} is a scalar; its first axis is examples"
-      )
-    wide = array.dtype
-    with np.errstate(over="ignore"):  # An overflow is reported as not finite.
-      array = array.astype(jax.dtypes.canonicalize_dtype(wide))
-    if wide.kind in "iu" and array.dtype != wide and not (array == value).all():
-      raise ValueError(f"{where}: {field} has an integer beyond {array.dtype}")
-    arrays.append(array)
-  x, y = arrays
-  if len(x) != len(y):
-    raise ValueError(f"{where}: x has {len(x)} examples but y has {len(y)}")
-  if not len(x):
-    raise ValueError(f"{where}: has no examples; leave it out")
-  return x, y
-
-
-def _check_alike(field, ids, arrays):
-  """Every client must have the first one's example shape and kind."""
-  first = arrays[0]
-  for i, array in zip(ids, arrays, strict=True):
-    if array.shape[1:] != first.shape[1:]:
-      raise ValueError(
-        f"client {i!r}: {field} has examples of shape {list(array.shape[1:])},"
-        f" client {ids[0]!r} of shape {list(first.shape[1:])}"
-      )
-    if array.dtype != first.dtype:
-      raise ValueError(
-        f"client {i!r}: {field} is {array.dtype},"
-        f" client {ids[0]!r}'s is {first.dtype}"
-      )
+def check(data: Any) -> FederatedData:
+  """Returns the clients, or says what was handed in instead."""
+  if not isinstance(data, FederatedData):
+    raise ValueError(
+      f"data is a {type(data).__name__}; it must be a FederatedData, made by"
+      " fi.FederatedData.from_clients or by fi.data"
+    )
+  return data

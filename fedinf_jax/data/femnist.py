@@ -13,11 +13,13 @@ import os
 import pathlib
 import reprlib
 from typing import Any
-import zipfile
 
 import numpy as np
 
+from fedinf_jax import checks
 from fedinf_jax.data import federated
+from fedinf_jax.data import femnist_npz
+from fedinf_jax.data import files
 
 NUM_CLASSES = 62  # 0–9 digits, 10–35 upper case, 36–61 lower case
 IMAGE_SHAPE = (28, 28, 1)
@@ -107,7 +109,7 @@ def from_tfds(
     source = builder.as_data_source(split)
     # One batch: twice as fast as one by one.
     examples = source.__getitems__(range(len(source)))
-  except RuntimeError as error:  # ArrayRecord's word for a damaged file.
+  except Exception as error:  # Of TFDS, ArrayRecord or zlib.
     raise ValueError(
       f"{builder.data_path}: {error}; delete it and prepare_tfds again"
     ) from error
@@ -138,46 +140,32 @@ def from_npz(
     What `from_leaf` would, writers in the order of `users`; those without
     images in the split are left out.
   """
-  names = ("users", f"x_{split}", f"y_{split}", f"u_{split}")
-  try:
-    with np.load(path) as arrays:
-      users, x, y, owner = (arrays[name] for name in names)
-  except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-    raise ValueError(
-      f"{path}: is no .npz with {', '.join(names)} ({error})"
-    ) from error
-  whole = all(np.issubdtype(a.dtype, np.integer) for a in (y, owner))
-  if x.dtype != np.uint8 or x.shape != (len(x), _PIXELS) or not whole:
-    raise ValueError(
-      f"{path}: {names[1]} is {x.dtype} {list(x.shape)}; it must be uint8"
-      f" [N, {_PIXELS}], labels and users integers"
-    )
-  if not len(x) == len(y) == len(owner):
-    raise ValueError(
-      f"{path}: {', '.join(names[1:])} have {len(x)}, {len(y)} and"
-      f" {len(owner)} rows; they must agree"
-    )
-  if len(x) and not 0 <= owner.min() <= owner.max() < len(users):
-    raise ValueError(f"{path}: {names[3]} is not within users [{len(users)}]")
+  users, x, y, owner = femnist_npz.read(path, split, NUM_CLASSES, _PIXELS)
   images = from_greys(x).reshape(-1, *IMAGE_SHAPE)
-  rows = [np.flatnonzero(owner == u) for u in range(len(users))]
-  present = [u for u in range(len(users)) if len(rows[u])]
-  return federated.FederatedData.from_clients(
-    [(images[rows[u]], y[rows[u]].astype(np.int32)) for u in present],
-    ids=[str(users[u]) for u in present],
-    num_classes=NUM_CLASSES,
-  )
+  # Writer after writer; within one, in the order of the file.
+  order = np.argsort(owner, kind="stable")
+  present, starts = np.unique(owner[order], return_index=True)
+  rows = np.split(order, starts[1:])
+  try:
+    return federated.FederatedData.from_clients(
+      [(images[r], y[r]) for r in rows],
+      ids=[users[u] for u in present],
+      num_classes=NUM_CLASSES,
+    )
+  except ValueError as error:  # Two users of one name.
+    raise ValueError(f"{path}: {error}") from error
 
 
 def leaf_splits(folder: str | os.PathLike) -> list[str]:
   """Returns which of train and test `folder` has; a flat one is train."""
-  folder = pathlib.Path(folder)
+  folder = files.path("folder", folder)
   return [s for s in ("train", "test") if (folder / s).is_dir()] or ["train"]
 
 
 def leaf_files(folder: str | os.PathLike, split: str) -> list[pathlib.Path]:
   """Returns the sorted *.json of one split, at least one."""
-  folder = pathlib.Path(folder)
+  folder = files.path("folder", folder)
+  files.path("split", split)
   if (folder / split).is_dir():
     folder = folder / split
   paths = sorted(folder.glob("*.json"))
@@ -198,26 +186,32 @@ def from_greys(greys: np.ndarray) -> np.ndarray:
 def _tfds_builder(data_dir):
   from fedinf_jax.data import femnist_tfds  # Here because it imports TFDS.
 
-  return femnist_tfds.Femnist(data_dir=data_dir, file_format="array_record")
+  # TFDS takes None as its own folder in the user's home.
+  data_dir = files.path("data_dir", data_dir)
+  try:
+    return femnist_tfds.Femnist(data_dir=data_dir, file_format="array_record")
+  except Exception as error:  # Of TFDS, for a description that is damaged.
+    raise ValueError(
+      f"{data_dir}: {error}; delete it and prepare_tfds again"
+    ) from error
 
 
 def _read(path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
   """Yields (writer, x, y) of one file, trusting nothing in it."""
+  content = files.read(path)
   try:
-    text = path.read_text(encoding="utf-8")
-    leaf = json.loads(text, object_pairs_hook=_distinct)
-  except OSError as error:
-    raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
-  except (ValueError, RecursionError) as error:
+    leaf = json.loads(content.decode(), object_pairs_hook=_distinct)
+  except (ValueError, RecursionError, MemoryError) as error:
     raise ValueError(f"{path}: is not LEAF's JSON ({error})") from error
   users = _field(leaf, "users", list, path)
   num_samples = _field(leaf, "num_samples", list, path)
   user_data = _field(leaf, "user_data", dict, path)
   for i, user in enumerate(users):
-    if not isinstance(user, str) or not _is_unicode(user):
+    if not isinstance(user, str):
       raise ValueError(
         f"{path}: users[{i}] is {reprlib.repr(user)}; it must be a string"
       )
+    checks.identifier(f"{path}: users[{i}]", user)
   if len(num_samples) != len(users):
     raise ValueError(
       f"{path}: num_samples has {len(num_samples)} entries for {len(users)}"
@@ -266,11 +260,6 @@ def _field(owner, name, kind, where):
       f" {kind.__name__}"
     )
   return owner[name]
-
-
-def _is_unicode(text):
-  """JSON can spell half a surrogate pair, which no file or hash can hold."""
-  return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _images(rows, where):

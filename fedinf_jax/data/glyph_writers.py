@@ -18,8 +18,10 @@ from PIL import ImageFont
 from scipy import ndimage
 
 from fedinf_jax import checks
+from fedinf_jax import memory
 from fedinf_jax import rng
 from fedinf_jax.data import federated
+from fedinf_jax.data import packing
 
 # LEAF's order of FEMNIST's classes.
 CLASSES = string.digits + string.ascii_uppercase + string.ascii_lowercase
@@ -60,22 +62,33 @@ def glyphs(
   """
   checks.positive_integer("num_writers", num_writers)
   checks.seed(seed)
-  sizes = examples_per_writer
-  if np.ndim(sizes) == 0:
-    sizes = [sizes] * num_writers
-  if len(sizes) != num_writers:
-    raise ValueError(
-      f"examples_per_writer has {len(sizes)} entries; it must be one integer"
-      f" or one for each of the {num_writers} writers"
-    )
-  for n in sizes:
-    checks.positive_integer("examples_per_writer", n)
+  sizes = _sizes(num_writers, examples_per_writer)
   writers = [
     _draw(rng.host_generator(seed, rng.Stream.GLYPHS, i), n)
     for i, n in enumerate(sizes)
   ]
   ids = [f"writer_{i:04d}" for i in range(num_writers)]
   return federated.FederatedData.from_clients(writers, ids, len(CLASSES))
+
+
+def _sizes(num_writers, examples_per_writer):
+  """Returns each writer's number of examples."""
+  if isinstance(examples_per_writer, Sequence | np.ndarray):
+    sizes = packing.listed("examples_per_writer", examples_per_writer)
+    if len(sizes) != num_writers:
+      raise ValueError(
+        f"examples_per_writer has {len(sizes)} entries; it must be one integer"
+        f" or one for each of the {num_writers} writers"
+      )
+  else:
+    sizes = [examples_per_writer]
+  for n in sizes:
+    checks.positive_integer("examples_per_writer", n)
+  total = sum(map(int, sizes)) * (num_writers // len(sizes))
+  memory.require(
+    f"num_writers is {num_writers}: {total:,} images", 4 * _SIDE**2 * total
+  )
+  return sizes if len(sizes) == num_writers else sizes * num_writers
 
 
 def _draw(draw, n):

@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedinf_jax import checks
+from fedinf_jax import memory
 from fedinf_jax.data import federated
 
 
@@ -30,8 +31,15 @@ def synthetic(
   checks.positive_integer("num_clients", num_clients)
   checks.positive_integer("num_classes", num_classes)
   checks.positive_integer("num_features", num_features)
+  checks.seed(seed)
+  what = f"num_clients is {num_clients} and num_features {num_features}: they"
+  # A client has five examples or more; the covariance has three copies.
+  per_example = 8 * (num_features + num_classes + 1)
+  fixed = 8 * num_features * (3 * num_features + num_classes)
+  memory.require(what, fixed + num_clients * (8 + 5 * per_example))
   draw = np.random.RandomState(seed)
   sizes = np.minimum(draw.lognormal(3, 2, num_clients).astype(int) + 5, 1000)
+  memory.require(what, fixed + int(sizes.sum()) * per_example)
 
   draw = np.random.RandomState(seed)
   clusters = 1

@@ -8,6 +8,7 @@ import numpy as np
 from fedinf_jax import checks
 from fedinf_jax import rng
 from fedinf_jax.data import federated
+from fedinf_jax.data import packing
 
 
 def iid(
@@ -15,6 +16,7 @@ def iid(
 ) -> federated.FederatedData:
   """Deals examples out at random, evenly: sizes differ by at most one."""
   x, y = _arrays(x, y, num_clients)
+  checks.integer("seed", seed)
   draw = rng.host_generator(seed, rng.Stream.PARTITION, num_clients)
   parts = np.array_split(draw.permutation(len(x)), num_clients)
   return _deal(x, y, parts, None, num_classes)
@@ -43,6 +45,8 @@ def dirichlet(
     num_classes: passed on.
   """
   x, y = _arrays(x, y, num_clients)
+  checks.integer("seed", seed)
+  alpha = checks.number("alpha", alpha)
   if not 0 < alpha < np.inf:
     raise ValueError(f"alpha is {alpha}; it must be positive and finite")
   if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
@@ -75,18 +79,19 @@ def by_writer(
     num_classes: passed on.
   """
   x, y = _arrays(x, y, 1)
+  writers = packing.listed("writers", writers)
   if len(writers) != len(x):
     raise ValueError(
       f"writers has {len(writers)} entries for {len(x)} examples"
     )
   rows = {}
   for row, writer in enumerate(writers):
-    rows.setdefault(writer, []).append(row)
+    rows.setdefault(checks.identifier("writers", writer), []).append(row)
   return _deal(x, y, list(rows.values()), list(rows), num_classes)
 
 
 def _arrays(x, y, num_clients):
-  x, y = np.asarray(x), np.asarray(y)
+  x, y = checks.array("x", x), checks.array("y", y)
   if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
     raise ValueError(
       f"x of shape {list(x.shape)} and y of shape {list(y.shape)} do not hold"

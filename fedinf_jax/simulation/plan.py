@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedinf_jax import agreement
 from fedinf_jax import checks
 from fedinf_jax import fedavg
 from fedinf_jax import federation
@@ -76,9 +77,8 @@ def request(
   mesh = devices.resolve(mesh)
   seed = checks.seed(seed)
   estimators = check_estimators(estimators)
+  shapes = agreement.training(model, data, fed)
   server = _server_examples(server_data, data, estimators)
-  shapes = model.param_shapes()
-  checks.model(model, shapes, data.x, data.y)
   setup = federation.setup(
     model, fed, estimators, shapes, int(data.num_examples.max())
   )
@@ -145,6 +145,9 @@ def check_estimators(estimators: Any) -> dict[str, influence.Estimator]:
       ' of names, such as {"ours": fi.estimator(curvature, guard)}'
     )
   for name, e in estimators.items():
+    if not isinstance(name, str):
+      raise ValueError(f"estimators: the name {name!r} is not a string")
+    checks.identifier("estimators", name)
     if name == "exact":
       raise ValueError('estimators: "exact" is the name of the ground truth')
     if not isinstance(e, influence.Estimator):

@@ -8,11 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedinf_jax import agreement
+from fedinf_jax import checks
 from fedinf_jax import influence
 from fedinf_jax import memory
 from fedinf_jax import metrics
 from fedinf_jax import tree
 from fedinf_jax import types
+from fedinf_jax.data import federated
 from fedinf_jax.simulation import devices
 
 
@@ -33,6 +36,30 @@ class State(NamedTuple):
   num_removals: jax.Array
 
 
+def check_state(state: State, expected: State | None = None):
+  """Refuses what is no state, one of another simulator, or one used up.
+
+  Args:
+    state: what a user hands in.
+    expected: the shapes it must have; None: any.
+  """
+  if not isinstance(state, State):
+    raise ValueError(
+      f"state is a {type(state).__name__}; it must be what a simulator's"
+      " init or step returned"
+    )
+  form = lambda tree: jax.tree.map(
+    lambda a: (jnp.shape(a), jnp.result_type(a)), tree
+  )
+  if expected is not None and form(state) != form(expected):
+    raise ValueError("state is one of another simulator, not of this one")
+  arrays = [a for a in jax.tree.leaves(state) if isinstance(a, jax.Array)]
+  if any(checks.readable(a) and a.is_deleted() for a in arrays):
+    raise ValueError(
+      "state was used up by an earlier step; take the one that it returned"
+    )
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
   """What a run leaves behind.
@@ -46,6 +73,7 @@ class Run:
     spread_eps: each estimator's FIP as it lies on the devices: R rows, and
       padding rows behind them.
     spread_exact: the same of the exact FIP; or None.
+    example: what the training data look like; None: not known.
   """
 
   params: types.Params
@@ -55,10 +83,26 @@ class Run:
   num_removals: int
   spread_eps: dict[str, types.Params]
   spread_exact: types.Params | None
+  example: agreement.Example | None = None
 
   @classmethod
-  def of(cls, model: types.Model, state: State) -> "Run":
-    """Reads a run off its state, after any round."""
+  def of(
+    cls,
+    model: types.Model,
+    state: State,
+    data: federated.FederatedData | None = None,
+  ) -> "Run":
+    """Reads a run off its state, after any round.
+
+    Args:
+      model: what is trained.
+      state: of the simulator.
+      data: the clients. If given, examples that influence is measured on must
+        look like theirs.
+    """
+    agreement.require_model(model)
+    check_state(state)
+    example = data and agreement.example_of(federated.check(data))
     num_removals = int(state.num_removals)
     replayed, exact = None, None
     if state.replayed is not None:
@@ -77,6 +121,7 @@ class Run:
       num_removals=num_removals,
       spread_eps={name: s.eps for name, s in states},
       spread_exact=exact,
+      example=example,
     )
 
   @functools.cached_property
@@ -105,10 +150,20 @@ class Run:
 
     Returns:
       [R, ...]; for "exact" one entry per row in `exact_rows`.
+
+    Raises:
+      ValueError: naming the argument and the example at fault.
     """
     eps = self._eps_of(of)
     mesh = devices.mesh_of(eps)
-    arrays = [a if isinstance(a, jax.Array) else np.asarray(a) for a in (x, y)]
+    arrays = agreement.evaluation(
+      self.model,
+      self.params,
+      metric,
+      (x, y),
+      like=self.example,
+      num_models=jax.tree.leaves(eps)[0].shape[0],
+    )
     x, y = devices.put(mesh, arrays, devices.REPLICATED)
     without, present, moved = _scores(
       self.params,
@@ -128,7 +183,9 @@ class Run:
     return jnp.where(keep, without - present[None], 0)
 
   def _eps_of(self, of):
-    eps = self.spread_exact if of == "exact" else self.spread_eps.get(of)
+    eps = None
+    if isinstance(of, str):
+      eps = self.spread_exact if of == "exact" else self.spread_eps.get(of)
     if eps is None:
       known = [*self.spread_eps]
       known += ["exact"] if self.spread_exact is not None else []

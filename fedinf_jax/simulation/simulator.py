@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedinf_jax import agreement
+from fedinf_jax import checks
 from fedinf_jax import fedavg
 from fedinf_jax import federation
 from fedinf_jax import influence
@@ -81,15 +83,19 @@ def simulator(
     cohorts=cohorts, params=params, seed=seed, server_data=server_data,
     replay_chunk=replay_chunk, upload_chunk=upload_chunk, mesh=mesh,
   )  # fmt: skip
+  _require_memory(plan)
+  expected = jax.eval_shape(lambda params: _start(plan, params), plan.params)
   advance = rounds.loop(plan.choices)
 
   def step(state, rounds=1):
+    runs.check_state(state, expected)
     traced = isinstance(state.round, jax.core.Tracer)
-    left = None if traced else fed.rounds - int(state.round)
-    if not traced and not 0 < rounds <= left:
-      raise ValueError(
-        f"rounds is {rounds}; {left} of {fed.rounds} rounds are left"
-      )
+    if not traced:
+      left = fed.rounds - int(state.round)
+      if not 0 < _whole(rounds) <= left:
+        raise ValueError(
+          f"rounds is {rounds}; {left} of {fed.rounds} rounds are left"
+        )
     state = advance(state, rounds, plan.inputs)
     if not traced and int(state.diverged) >= 0:
       raise ValueError(
@@ -113,7 +119,7 @@ def simulate(
   Takes the arguments of `simulator` and runs all its rounds.
   """
   init, step = simulator(model, data, fed, **options)
-  return runs.Run.of(model, step(init(), fed.rounds))
+  return runs.Run.of(model, step(init(), fed.rounds), data)
 
 
 def lower(
@@ -143,6 +149,10 @@ def from_exact(state: runs.State, name: str) -> runs.State:
   One `step` later, that estimator is off by what the round itself added, the
   o(C) of Theorem 1: see `theory.new_error`.
   """
+  runs.check_state(state)
+  if not isinstance(name, str) or name not in state.estimators:
+    known = ", ".join(map(repr, state.estimators)) or "no estimator"
+    raise ValueError(f"name is {name!r}; this run has {known}")
   estimator = state.estimators[name]
   num_removals = int(state.num_removals)
   replayed = state.replayed
@@ -178,7 +188,10 @@ def upload_bytes(
     estimator: one of `simulator`'s.
     num_removals: R, the models in an answer; None: leave-one-out.
   """
-  params = model.param_shapes()
+  params = agreement.training(model, data, fed)
+  plans.check_estimators({"it": estimator})
+  if num_removals is not None:
+    checks.positive_integer("num_removals", num_removals)
   if estimator.curvature.serve is not None:
     return 0
   if estimator.curvature.interactive:
@@ -201,6 +214,27 @@ def _plan(
     mesh=mesh,
   )  # fmt: skip
   return plans.make(asked, replay_chunk=replay_chunk, upload_chunk=upload_chunk)
+
+
+def _require_memory(plan):
+  """Refuses a state that could never fit, before any of it is made."""
+  if jax.default_backend() != "cpu":
+    return  # How much a device has is not for us to guess.
+  setup = plan.choices.setup
+  model = memory.tree_bytes(plan.params)
+  replayed = 0 if plan.replayed is None else len(plan.replayed)
+  rows = plan.num_removals * len(plan.choices.estimators) + replayed
+  memory.require(f"{rows:,} models of {model:,} bytes", rows * model)
+  if any(e.curvature.linear for _, e in plan.choices.estimators):
+    steps = setup.fed.local_steps
+    memory.require(f"local_steps is {steps}: its models", steps * model)
+
+
+def _whole(rounds):
+  """Returns a number of rounds, which may be an array of JAX's."""
+  if isinstance(rounds, jax.Array) and not rounds.ndim:
+    rounds = np.asarray(rounds)[()]
+  return checks.integer("rounds", rounds)
 
 
 def _start(plan, params):

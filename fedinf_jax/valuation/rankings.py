@@ -31,6 +31,7 @@ def ranking(fil: Any, *, higher_is_helpful: bool = True) -> np.ndarray:
     int [K], positions of clients.
   """
   fil = _scores("fil", fil)
+  checks.boolean("higher_is_helpful", higher_is_helpful)
   return np.argsort(-fil if higher_is_helpful else fil, kind="stable")
 
 
@@ -60,7 +61,8 @@ def choose(
     int [⌊fraction · K + 1/2⌋], positions, the most harmful (helpful) first.
   """
   order = ranking(fil, higher_is_helpful=higher_is_helpful)
-  if not np.isscalar(fraction) or not 0 <= fraction <= 1:
+  fraction = checks.number("fraction", fraction)
+  if not 0 <= fraction <= 1:
     raise ValueError(f"fraction is {fraction}; it must lie in [0, 1]")
   checks.seed(seed)
   checks.one_of("end", end, ENDS)
@@ -87,7 +89,8 @@ def rewards(fil: Any, budget: float = 1.0) -> np.ndarray:
     float64 [K], >= 0.
   """
   help_ = np.maximum(_scores("fil", fil), 0)
-  if not np.isscalar(budget) or not 0 <= budget < np.inf:
+  budget = checks.number("budget", budget)
+  if not 0 <= budget < np.inf:
     raise ValueError(f"budget is {budget}; it must be >= 0 and finite")
   largest = help_.max()
   # Divided by the largest first, for sums beyond or below what floats hold.
@@ -137,8 +140,8 @@ def auroc(score: Any, bad: Any) -> float:
 
 def _scores(name, values):
   """Returns scores as float64 [K], or says what is wrong with them."""
-  scores = np.asarray(values)
-  if scores.dtype.kind not in "iufb" or scores.ndim != 1 or not len(scores):
+  scores = checks.array(name, values)
+  if scores.ndim != 1 or not len(scores):
     raise ValueError(
       f"{name} is {scores.dtype} of shape {list(scores.shape)}; it must be"
       " [K], one number per client"
@@ -152,7 +155,7 @@ def _scores(name, values):
 
 def _labelled(score, bad):
   """Returns scores and which clients are bad, checked."""
-  score, bad = _scores("score", score), np.asarray(bad)
+  score, bad = _scores("score", score), checks.array("bad", bad)
   if bad.dtype != bool or bad.shape != score.shape:
     raise ValueError(
       f"bad is {bad.dtype} of shape {list(bad.shape)}; it must be bool"

@@ -14,9 +14,11 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from fedinf_jax import agreement
 from fedinf_jax import checks
 from fedinf_jax import fedavg
 from fedinf_jax import memory
+from fedinf_jax import metrics
 from fedinf_jax import rng
 from fedinf_jax import tree
 from fedinf_jax import types
@@ -103,7 +105,13 @@ def baselines(
       f"shapley is {shapley!r}; it must be GTGShapley(...), or None to leave it"
       " out"
     )
+  shapes = agreement.training(model, data, fed)
+  like = agreement.example_of(data)
+  x, y = agreement.evaluation(model, shapes, metrics.loss, (x, y), like)
+  cohorts = checks.cohorts(cohorts, data, fed, checks.seed(seed))
   validation = _validation(model, x, y, fed.cohort_size)
+  if shapley is not None:
+    shapleys.require_memory(shapley, fed.cohort_size)
   happened = rounds(model, data, fed, cohorts=cohorts, params=params, seed=seed)
   totals = {name: np.zeros(data.num_clients) for name in SCORES}
   if shapley is None:
@@ -135,6 +143,7 @@ def rounds(
 ) -> Iterator[Round]:
   """Trains as `simulate` does, and shows every round's local updates."""
   checks.seed(seed)
+  agreement.training(model, data, fed)
   cohorts = checks.cohorts(cohorts, data, fed, seed)
   params = checks.params(params, model, seed, data)
   clients, root = on_device.put(data), jax.random.key(seed)
@@ -272,11 +281,6 @@ def _cosine(a, b):
 
 def _validation(model, x, y, num_models):
   """Returns validation data in blocks that `num_models` can see at once."""
-  if np.ndim(x) == 0 or np.ndim(y) == 0 or len(x) != len(y) or not len(x):
-    raise ValueError(
-      f"x has shape {list(np.shape(x))} and y {list(np.shape(y))}; they must"
-      " hold the same number of validation examples, at least one"
-    )
   x, y = np.asarray(x), np.asarray(y)
   one = jax.tree.map(lambda a: jnp.asarray(a[:1]), (x, y, np.ones(1)))
   params = model.param_shapes()

@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from fedinf_jax import checks
+from fedinf_jax import memory
 
 Utility = Callable[[np.ndarray], np.ndarray]  # bool [Q, B] -> float64 [Q]
 
@@ -45,8 +46,18 @@ class GTGShapley:
       value = getattr(self, name)
       if name == "tolerance" and value is None:
         continue
-      if not 0 <= value < np.inf:
+      if not 0 <= checks.number(name, value) < np.inf:
         raise ValueError(f"{name} is {value}; it must be >= 0 and finite")
+
+
+def require_memory(settings: GTGShapley, num_players: int):
+  """Refuses to list more permutations than memory could ever hold."""
+  if settings.max_sweeps >= math.factorial(num_players - 1):
+    memory.require(
+      f"max_sweeps is {settings.max_sweeps}: all orders of {num_players}"
+      " players",
+      8 * num_players * math.factorial(num_players),
+    )
 
 
 def values(

@@ -1,0 +1,544 @@
+"""Hostile files and calls: a ValueError, or a sane result, and nothing else.
+
+Seeded, so that a failure can be had again by its number. The default tests try
+a tenth; `-m slow` tries all.
+"""
+
+import contextlib
+import io
+import json
+import signal
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedinf_jax as fi
+from fedinf_jax import theory
+from fedinf_jax.data import corrupt
+from fedinf_jax.data import femnist
+from fedinf_jax.data import partition
+from tests import cases
+
+NUM_FILES = 2000  # of each kind
+SECONDS = 20  # that one try may take
+SLOW = pytest.param(1, marks=pytest.mark.slow, id="all")
+TENTH = pytest.param(10, id="tenth")
+
+
+@contextlib.contextmanager
+def patience():
+  """Ends a try that hangs."""
+
+  def give_up(number, frame):
+    raise TimeoutError(f"more than {SECONDS} s")
+
+  before = signal.signal(signal.SIGALRM, give_up)
+  signal.alarm(SECONDS)
+  try:
+    yield
+  finally:
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+# Targets that may answer NaN: they were asked about NaN.
+PASS_ON = {"fip_norms", "new_error", "predictions", "what a metric returns"}
+# Targets whose arguments are not checked yet, in files of the method's core.
+UNCHECKED = {
+  "FedAvg", "a rate", "lwet", "logreg", "cnn", "from_flax", "fisher",
+  "dense_hessian",
+}  # fmt: skip
+
+
+def assert_sane(result):
+  """A call that was not refused must have an answer that can be used."""
+  for leaf in jax.tree.leaves(result):
+    if isinstance(leaf, fi.FederatedData):
+      assert leaf.num_examples.sum() == len(leaf.x) == len(leaf.y)
+      assert np.isfinite(leaf.x).all() and np.isfinite(leaf.y).all()
+      assert leaf.x.dtype.itemsize >= 4 or leaf.x.dtype.kind in "iub"
+    elif isinstance(leaf, fi.Run):
+      assert_sane(leaf.params)
+    elif isinstance(leaf, np.ndarray | jax.Array | float):
+      assert not np.isnan(np.asarray(leaf, float)).any()
+
+
+def report(failures):
+  """Fails with the first few of them."""
+  shown = "\n".join(failures[:20])
+  assert not failures, f"{len(failures)} failures:\n{shown}"
+
+
+# Files.
+
+HOSTILE_JSON = (
+  None, True, -1, 62, 0.5, 10**400, float("nan"), float("inf"), "", "w",
+  "\ud800", [], {}, [None], [[]], {"x": []}, [0.5] * 784, [2] * 784,
+)  # fmt: skip
+
+
+def leaf_file(draw):
+  """Returns the bytes of a LEAF file with something wrong in it."""
+  pixels = lambda: draw.integers(0, 256, 784).tolist()
+  one = lambda: {"x": [[round(g / 255, 4) for g in pixels()]], "y": [3]}
+  content = {
+    "users": ["v", "w"],
+    "num_samples": [1, 1],
+    "user_data": {"v": one(), "w": one()},
+  }
+  if draw.integers(2):
+    return mangled(json.dumps(content).encode(), draw)
+  for _ in range(draw.integers(1, 3)):
+    place = content
+    while True:
+      keys = list(place) if isinstance(place, dict) else range(len(place))
+      if not keys:
+        break
+      key = keys[draw.integers(len(keys))]
+      deeper = isinstance(place[key], dict | list) and place[key]
+      if deeper and draw.integers(3):
+        place = place[key]
+        continue
+      if draw.integers(4) == 0:
+        del place[key]
+      else:
+        place[key] = HOSTILE_JSON[draw.integers(len(HOSTILE_JSON))]
+      break
+  return json.dumps(content).encode()
+
+
+def mangled(content, draw):
+  """Flips, cuts, drops, repeats or inserts bytes."""
+  content = bytearray(content)
+  for _ in range(draw.integers(1, 4)):
+    at, way = int(draw.integers(len(content) + 1)), draw.integers(5)
+    length = int(draw.integers(1, 40))
+    if way == 0:
+      for i in draw.integers(0, max(len(content), 1), 8):
+        content[i : i + 1] = bytes([draw.integers(256)])
+    elif way == 1:
+      del content[at:]
+    elif way == 2:
+      del content[at : at + length]
+    elif way == 3:
+      content[at:at] = content[at : at + length]
+    else:
+      content[at:at] = draw.bytes(length)
+  return bytes(content)
+
+
+HOSTILE_ARRAYS = (
+  lambda a, draw: a.astype(np.float32),
+  lambda a, draw: a.astype(bool),
+  lambda a, draw: a.astype(object),
+  lambda a, draw: a.astype(np.int64) - 5,
+  lambda a, draw: a.astype(np.int64) + 2**32,
+  lambda a, draw: a.astype(np.uint64) + 2**63,
+  lambda a, draw: a.astype("S"),
+  lambda a, draw: a.astype("U"),
+  lambda a, draw: a.astype(complex),
+  lambda a, draw: a.view("V1") if a.dtype.itemsize == 1 else a[None],
+  lambda a, draw: a[:0],
+  lambda a, draw: a[: draw.integers(len(a))],
+  lambda a, draw: a[..., None],
+  lambda a, draw: a.ravel()[0],
+  lambda a, draw: np.repeat(a, 2, axis=0),
+  lambda a, draw: np.full(a.shape, np.nan),
+  lambda a, draw: np.array("2020-01-01", "M8[D]"),
+  lambda a, draw: np.array(["\ud800"] * len(a)),
+)
+HEADERS = (
+  "{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000000, 784), }",
+  "{'descr': '|u1', 'fortran_order': False, 'shape': (-3, 784), }",
+  "{'descr': '|u1', 'fortran_order': True, 'shape': (784, 3), }",
+  "{'descr': '|O', 'fortran_order': False, 'shape': (3, 784), }",
+  "{'descr': '<M8[s]', 'fortran_order': False, 'shape': (294,), }",
+  "{'descr': [('a', '|u1', (784,))], 'fortran_order': False, 'shape': (3,), }",
+  "{'descr': '<U999999999', 'fortran_order': False, 'shape': (3,), }",
+  "{'descr': 'zzz', 'fortran_order': False, 'shape': (3,), }",
+  "{'descr': '|u1', 'fortran_order': 7, 'shape': [3, 784], }",
+  "{'descr': '|u1', 'fortran_order': False, 'shape': (3.5, 784), }",
+  "{'descr': '|u1', 'fortran_order': False, 'shape': (True, 784), }",
+  "{'descr': '|u1', 'fortran_order': False, 'shape': (3, 784), 'more': 1, }",
+  "{'descr': '|u1'}",
+  "__import__('os')",
+  "(" * 3000,
+  "\0",
+)
+
+
+def npz_file(draw):
+  """Returns the bytes of an .npz of writers with something wrong in it."""
+  arrays = {
+    "users": np.array(["v", "w", "idle"]),
+    "x_train": draw.integers(0, 256, (3, 784), np.uint8),
+    "y_train": draw.integers(0, 62, 3),
+    "u_train": np.array([1, 0, 1]),
+  }
+  way = draw.integers(4)
+  names = list(arrays)
+  name = names[draw.integers(4)]
+  if way == 0:  # A field dropped or of another type.
+    change = int(draw.integers(len(HOSTILE_ARRAYS) + 1))
+    if change == len(HOSTILE_ARRAYS):
+      del arrays[name]
+    else:
+      with contextlib.suppress(ValueError):  # Names are no numbers.
+        arrays[name] = HOSTILE_ARRAYS[change](arrays[name], draw)
+  file = io.BytesIO()
+  (np.savez, np.savez_compressed)[draw.integers(2)](file, **arrays)
+  if way == 1:
+    return mangled(file.getvalue(), draw)
+  if way == 0:
+    return file.getvalue()
+  made = io.BytesIO()
+  with zipfile.ZipFile(file) as good, zipfile.ZipFile(made, "w") as bad:
+    for entry in good.namelist():
+      content = good.read(entry)
+      if entry == f"{name}.npy":
+        content = forged(content, draw) if way == 2 else mangled(content, draw)
+      bad.writestr(entry, content)
+  return made.getvalue()
+
+
+def forged(content, draw):
+  """Gives an .npy another header."""
+  length = int.from_bytes(content[8:10], "little")
+  header = HEADERS[draw.integers(len(HEADERS))].encode() + b"\n"
+  version = bytes([draw.choice([1, 1, 1, 2, 3, 9]), 0])
+  size = len(header).to_bytes(2 if version[0] == 1 else 4, "little")
+  return content[:6] + version + size + header + content[10 + length :]
+
+
+def attempt_file(kind, path, content):
+  """Returns what went wrong with one file; None if nothing did."""
+  path.write_bytes(content)
+  try:
+    with patience():
+      if kind == "leaf":
+        data = femnist.from_leaf(path.parent)
+      else:
+        data = femnist.from_npz(path)
+      assert data.x.dtype == np.float32 and data.y.dtype == np.int32
+      assert data.x.shape == (data.num_examples.sum(), 28, 28, 1)
+      assert 0 <= data.x.min() <= data.x.max() <= 1
+      assert 0 <= data.y.min() <= data.y.max() < 62
+      assert all(i.encode() is not None for i in data.ids)
+  except ValueError as error:
+    if type(error) is ValueError and path.name in str(error):
+      return None
+    return repr(error)
+  except BaseException as error:
+    return repr(error)
+  return None
+
+
+@pytest.mark.parametrize("share", [TENTH, SLOW])
+@pytest.mark.parametrize(
+  ("kind", "make"), [("leaf", leaf_file), ("npz", npz_file)]
+)
+@pytest.mark.filterwarnings("ignore")  # NumPy warns of headers of Python 2.
+def test_a_hostile_file_is_read_or_explained(kind, make, share, tmp_path):
+  path = tmp_path / ("hostile.json" if kind == "leaf" else "hostile.npz")
+  failures = []
+  for number in range(0, NUM_FILES, share):
+    content = make(np.random.default_rng([7, number]))
+    problem = attempt_file(kind, path, content)
+    if problem is not None:
+      failures.append(f"{kind} {number}: {problem}")
+  report(failures)
+
+
+# Calls.
+
+START = object()  # stands for a new state
+
+HOSTILE = {
+  "None": None, "True": True, "text": "abc", "no text": "", "bytes": b"x",
+  "surrogate": "\ud800", "zero": 0, "minus": -1, "half": 1.5, "ten": 10,
+  "nan": float("nan"), "inf": float("inf"), "-inf": -float("inf"),
+  "huge": 10**12, "-huge": -(10**12), "2^63": 2**63, "10^30": 10**30,
+  "list": [], "dict": {}, "tuple": (), "of None": [None], "set": {1},
+  "ragged": [[1], [2, 3]], "nested": [[[1]]], "names": ["a", "b"],
+  "dict of": {"a": 1}, "object": object(), "lambda": lambda *_: None,
+  "type": int, "empty": np.zeros(0), "no columns": np.zeros((3, 0)),
+  "matrix": np.ones((2, 2)), "nans": np.full((9, 4), np.nan),
+  "text array": np.array(["a"]), "objects": np.array([None, 1]),
+  "complex": np.array([1j]), "half float": np.ones((9, 4), np.float16),
+  "scalar": np.array(3), "bools": np.ones(6, bool),
+  "date": np.datetime64(3, "s"), "column": np.ones((6, 1)),
+  "masked": np.ma.masked_equal(np.arange(6), 2),
+  "endless": np.broadcast_to(1.0, (10**12, 4)),
+  "endless ints": np.broadcast_to(1, (10**12, 3)),
+  "of JAX": jnp.ones(3), "wide": np.array([2**40]), "record": optax.sgd(0.1),
+  "deep": json.loads("[" * 80 + "]" * 80), "slice": slice(3),
+}  # fmt: skip
+
+
+def named(name, value):
+  """Returns {name: value}; a name that no dictionary holds is not our case."""
+  try:
+    return {name: value}
+  except TypeError:
+    return {}
+
+
+def targets():
+  """Returns {name: (function, good keyword arguments)} of all public calls."""
+  model, data = cases.logreg()
+  fed = fi.FedAvg(rounds=2, cohort_size=3, local_steps=2, learning_rate=0.4)
+  ours = fi.estimator(fi.fisher(num_samples=2), fi.lwet())
+  init, step = fi.simulator(model, data, fed)
+  run = fi.simulate(model, data, fed, exact=True)
+  x, y = data.pooled()
+  params = model.init(jax.random.key(0))
+  many = {"x": x, "y": y, "num_classes": 3}
+  a_run = {
+    "model": model, "data": data, "fed": fed, "exact": False, "removals": None,
+    "cohorts": np.array([[0, 1, 2], [3, 4, 5]]), "params": params, "seed": 0,
+    "replay_chunk": None, "upload_chunk": None, "mesh": None,
+    "estimators": None,
+  }  # fmt: skip
+  bad = np.arange(6) < 2
+  spoil = {"data": data, "clients": 2, "seed": 0}
+  labels = {"outputs": np.eye(3), "y": np.arange(3)}
+  from_clients = fi.FederatedData.from_clients
+  return {
+    "simulate": (fi.simulate, a_run),
+    "step": (
+      lambda state, rounds: step(init() if state is START else state, rounds),
+      {"state": START, "rounds": 1},
+    ),
+    "Run.of": (fi.Run.of, {"model": model, "state": init(), "data": data}),
+    "influence": (
+      run.influence,
+      {"metric": fi.metrics.loss, "x": x, "y": y, "of": "exact"},
+    ),
+    "from_exact": (fi.from_exact, {"state": init(), "name": "a"}),
+    "upload_bytes": (
+      fi.upload_bytes,
+      {"model": model, "data": data, "fed": fed, "estimator": ours,
+       "num_removals": 3},
+    ),
+    "from_clients": (
+      from_clients,
+      {"clients": [(x, y), (x, y)], "ids": ["a", "b"], "num_classes": 3},
+    ),
+    "one client's x": (lambda x: from_clients([(x, y)]), {"x": x}),
+    "one client's y": (lambda y: from_clients([(x, y)]), {"y": y}),
+    "one id": (lambda i: from_clients([(x, y)], ids=[i]), {"i": "a"}),
+    "FederatedData": (
+      fi.FederatedData,
+      {"x": x, "y": y, "num_examples": data.num_examples, "ids": data.ids,
+       "num_classes": 3},
+    ),
+    "client": (data.client, {"k": 0}),
+    "take": (data.take, {"positions": [0, 1]}),
+    "positions": (data.positions, {"ids": ["client-1"]}),
+    "without": (data.without, {"ids": ["client-1"]}),
+    "split": (data.split, {"train_fraction": 0.5, "seed": 0}),
+    "synthetic": (
+      fi.data.synthetic,
+      {"num_clients": 3, "num_classes": 2, "num_features": 2, "seed": 1},
+    ),
+    "glyphs": (
+      fi.data.glyphs,
+      {"num_writers": 2, "examples_per_writer": 2, "seed": 0},
+    ),
+    "iid": (partition.iid, many | {"num_clients": 3, "seed": 0}),
+    "dirichlet": (
+      partition.dirichlet,
+      many | {"num_clients": 3, "alpha": 0.5, "seed": 0},
+    ),
+    "by_writer": (
+      partition.by_writer, many | {"writers": [f"w{k % 3}" for k in range(43)]}
+    ),
+    "flip_labels": (corrupt.flip_labels, spoil | {"fraction": 0.5}),
+    "add_noise": (corrupt.add_noise, spoil | {"scale": 0.5}),
+    "free_rider": (corrupt.free_rider, spoil),
+    "duplicate": (corrupt.duplicate, spoil),
+    "from_leaf": (femnist.from_leaf, {"folder": "nowhere", "split": "train"}),
+    "from_npz": (femnist.from_npz, {"path": "nowhere", "split": "train"}),
+    "ranking": (
+      fi.valuation.ranking,
+      {"fil": np.arange(6), "higher_is_helpful": True},
+    ),
+    "choose": (
+      fi.valuation.choose,
+      {"fil": np.arange(6), "fraction": 0.5, "end": "harmful", "seed": 0,
+       "higher_is_helpful": True},
+    ),
+    "rewards": (fi.valuation.rewards, {"fil": np.arange(6), "budget": 1}),
+    "precision_at_k": (
+      fi.valuation.precision_at_k, {"score": np.arange(6), "bad": bad}
+    ),
+    "auroc": (fi.valuation.auroc, {"score": np.arange(6), "bad": bad}),
+    "GTGShapley": (
+      fi.valuation.GTGShapley,
+      {"max_sweeps": 2, "eps_between": 0, "eps_within": 0, "tolerance": 0.1},
+    ),
+    "baselines": (
+      fi.valuation.baselines,
+      {"model": model, "data": data, "fed": fed, "x": x, "y": y,
+       "cohorts": None, "params": params, "seed": 0, "shapley": None},
+    ),
+    "round_theory": (
+      theory.round_theory,
+      {"model": model, "data": data, "fed": fed, "params": params,
+       "cohort": [0, 1], "round_": 1, "seed": 0, "num_steps": 3},
+    ),
+    "amplification": (theory.amplification, {"gamma": 0.9, "t": 3}),
+    "fip_norms": (theory.fip_norms, {"eps": {"a": jnp.ones((3, 2))}}),
+    "new_error": (
+      theory.new_error,
+      {"exact": {"a": jnp.ones((3, 2))}, "one_step": {"a": jnp.ones((3, 2))}},
+    ),
+    "theorem2_bound": (theory.theorem2_bound, {"gamma": 0.9, "C": 3.0}),
+    "accuracy": (fi.metrics.accuracy, labels),
+    "cross_entropy": (fi.metrics.cross_entropy, labels),
+    "precision": (fi.metrics.precision, labels),
+    "recall": (fi.metrics.recall, labels),
+    "mse": (fi.metrics.mse, {"outputs": np.eye(3), "y": np.eye(3)}),
+    "predictions": (fi.metrics.predictions, labels),
+    "a layer": (
+      lambda v: fi.simulate(
+        model, data, fed,
+        params={"dense": {"kernel": v, "bias": params["dense"]["bias"]}},
+      ),
+      {"v": params["dense"]["kernel"]},
+    ),
+    "a model's init": (
+      lambda f: fi.simulate(model._replace(init=f), data, fed), {"f": None}
+    ),
+    "what init returns": (
+      lambda v: fi.simulate(model._replace(init=lambda key: v), data, fed),
+      {"v": None},
+    ),
+    "what apply returns": (
+      lambda v: fi.simulate(
+        model._replace(apply=lambda params, x: v), data, fed
+      ),
+      {"v": None},
+    ),
+    "what the loss returns": (
+      lambda v: fi.simulate(model._replace(loss=lambda o, y: v), data, fed),
+      {"v": None},
+    ),
+    "what a metric returns": (
+      lambda v: run.influence(lambda o, y: v, x, y, of="exact"), {"v": None}
+    ),
+    "an estimator": (
+      lambda v: fi.simulate(model, data, fed, estimators={"a": v}), {"v": None}
+    ),
+    "an estimator's name": (
+      lambda v: fi.simulate(model, data, fed, estimators=named(v, ours)),
+      {"v": "a"},
+    ),
+    "curvature and guard": (
+      fi.estimator, {"curvature": fi.fisher(), "guard": fi.lwet()}
+    ),
+    "FedAvg": (
+      fi.FedAvg,
+      {"rounds": 2, "cohort_size": 3, "local_steps": 2, "learning_rate": 0.4,
+       "client_optimizer": None, "batch_size": 2},
+    ),
+    "an optimizer": (
+      lambda v: fi.simulate(
+        model, data,
+        fi.FedAvg(rounds=1, cohort_size=1, local_steps=1, client_optimizer=v),
+      ),
+      {"v": optax.sgd(0.1)},
+    ),
+    "a rate": (
+      lambda v: fi.simulate(
+        model, data,
+        fi.FedAvg(rounds=1, cohort_size=1, local_steps=1, learning_rate=v),
+      ),
+      {"v": 0.1},
+    ),
+    "lwet": (fi.lwet, {"per": "layer", "tolerance": 0.1}),
+    "fisher": (
+      fi.fisher,
+      {"num_samples": 3, "labels": "observed", "layerwise": True, "rank": 2,
+       "spectrum": "relu"},
+    ),
+    "lowrank_hessian": (
+      fi.lowrank_hessian, {"rank": 2, "per": "step", "spectrum": None}
+    ),
+    "dense_hessian": (
+      fi.dense_hessian, {"layerwise": True, "upload": "product"}
+    ),
+    "logreg": (
+      lambda **kw: fi.simulate(fi.models.logreg(**kw), data, fed),
+      {"num_features": 4, "num_classes": 3, "logit_activation": None},
+    ),
+    "cnn": (
+      lambda **kw: fi.models.cnn(**kw).param_shapes(),
+      {"num_classes": 3, "widths": (2, 2), "dense": 3, "activation": None,
+       "pool": "max"},
+    ),
+    "from_flax": (
+      lambda **kw: fi.simulate(fi.models.from_flax(**kw), data, fed),
+      {"module": cases.MLP(), "example_input": np.zeros((1, 4)),
+       "loss": fi.models.cross_entropy, "sample": None},
+    ),
+  }  # fmt: skip
+
+
+def hostile_calls(*, unchecked):
+  """Returns the targets and calls, one argument replaced, in some two."""
+  known = {n: t for n, t in targets().items() if (n in UNCHECKED) == unchecked}
+  singles = [
+    (name, {argument: kind})
+    for name, (_, good) in known.items()
+    for argument in good
+    for kind in HOSTILE
+  ]
+  draw = np.random.default_rng(11)
+  calls = [singles[i] for i in draw.permutation(len(singles))]
+  for name, kinds in calls[::5]:
+    argument = str(draw.choice(list(known[name][1])))
+    kinds[argument] = str(draw.choice(list(HOSTILE)))
+  return known, calls
+
+
+def attempt_call(name, function, arguments):
+  """Returns what went wrong with one call; None if nothing did."""
+  try:
+    with patience():
+      result = function(**arguments)
+    if name not in PASS_ON:
+      assert_sane(result)
+  except ValueError as error:
+    return None if str(error) else "a ValueError without a message"
+  except BaseException as error:
+    return repr(error)[:300]
+  return None
+
+
+@pytest.mark.parametrize("share", [TENTH, SLOW])
+def test_a_hostile_call_is_answered_or_refused(share):
+  report(failed_calls(share, unchecked=False))
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(reason="these files do not check their arguments yet")
+def test_a_hostile_call_of_the_core_is_answered_or_refused():
+  report(failed_calls(1, unchecked=True))
+
+
+def failed_calls(share, *, unchecked):
+  """Returns what went wrong, call by call."""
+  known, calls = hostile_calls(unchecked=unchecked)
+  failures = []
+  for name, kinds in calls[: len(calls) // share]:
+    function, good = known[name]
+    arguments = good | {argument: HOSTILE[k] for argument, k in kinds.items()}
+    problem = attempt_call(name, function, arguments)
+    if problem is not None:
+      failures.append(f"{name}({kinds}): {problem}")
+  return failures
