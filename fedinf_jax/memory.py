@@ -1,5 +1,7 @@
 """How much memory a computation takes, and how large chunks may be."""
 
+import os
+
 import jax
 
 from fedinf_jax import tree
@@ -45,6 +47,27 @@ def compiled_bytes(compiled: jax.stages.Compiled) -> int:
     - needs.alias_size_in_bytes
     + needs.temp_size_in_bytes
   )
+
+
+def require(what: str, bytes_: int):
+  """Refuses what this machine's memory could never hold.
+
+  Args:
+    what: needs it, in words.
+    bytes_: at least.
+
+  Raises:
+    ValueError: with both numbers.
+  """
+  try:
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  except (AttributeError, ValueError, OSError):  # Not every system says.
+    return
+  if bytes_ > there:
+    raise ValueError(
+      f"{what} would need {bytes_:,} bytes of memory or more; this machine has"
+      f" {there:,}"
+    )
 
 
 def tree_bytes(arrays) -> int:
