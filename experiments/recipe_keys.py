@@ -15,6 +15,8 @@ class Whole(NamedTuple):
     """Says what a value should be; None if it is right."""
     if not isinstance(value, int) or isinstance(value, bool):
       return "must be a whole number"
+    if value >= 2**63:
+      return "must be below 2^63"
     return None if value >= self.least else f"must be at least {self.least}"
 
 

@@ -153,6 +153,8 @@ def _check_memory(config):
     f"data.num_clients = {data.num_clients} of {examples} examples or more",
     data.num_clients * examples * bytes_,
   )
+  evaluations = config.fed.rounds // config.evaluate_every
+  memory.require(f"{evaluations} evaluations", 64 * evaluations)
   model = _MODELS[config.model.kind](config.model, 60, 5)
   memory.require(
     f"fed.local_steps = {steps} local models",

@@ -145,7 +145,7 @@ def test_rounding_is_no_influence(tmp_path):
   cells = rows[1].split(",")
   cells[2:5] = ["0", "-2.8e-08", "2e-08"]
   rows[1] = ",".join(cells)
-  (folder / "influence.csv").write_text("\n".join(rows))
+  (folder / "influence.csv").write_text("\n".join([*rows, ""]))
   columns = workdir.read(folder).columns
   assert columns["fil_exact"][0] == columns["fia_exact"][0] == 0
 

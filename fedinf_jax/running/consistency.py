@@ -29,6 +29,8 @@ def _wrongs(found):
   """Yields (file, what is wrong with it or None)."""
   for name in (*records.LOGS, records.CONFIG, records.INFLUENCE):
     yield name, None if name in found else "is missing"
+  fed = found[records.CONFIG]["config"].get("fed", {})
+  yield records.CONFIG, None if isinstance(fed, dict) else "lacks config.fed"
   summary, metrics = found[records.SUMMARY], found[records.METRICS]
   names, history = list(summary["estimators"]), found[records.HISTORY]
   rounds = _expected(found)
@@ -52,9 +54,10 @@ def _wrongs(found):
 
 
 def _expected(found):
-  """Returns the evaluated rounds: of the recipe, else those of the metrics."""
+  """Returns the evaluated rounds: of the recipe, else those of any log."""
   last = found[records.SUMMARY]["rounds"]
-  rounds = [line["round"] for line in found[records.METRICS]]
+  lines = (*found[records.METRICS], *found[records.HISTORY])
+  rounds = [line["round"] for line in lines]
   every = found[records.CONFIG]["config"].get("evaluate_every")
   if last in rounds and isinstance(every, int) and every > 0:
     return logs.evaluated(last, every)

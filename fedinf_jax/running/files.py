@@ -28,8 +28,7 @@ def write(path: pathlib.Path, content: str | bytes):
 
 def write_json(path: pathlib.Path, content):
   """Writes JSON that any parser reads: no NaN in it."""
-  made = json.dumps(plain(content), indent=2, ensure_ascii=False)
-  write(path, made + "\n")
+  write(path, _dumped(content, indent=2) + "\n")
 
 
 def read_json(path: pathlib.Path):
@@ -53,7 +52,7 @@ def append(path: pathlib.Path, *lines: str):
 
 def append_json(path: pathlib.Path, content):
   """Adds one line of JSON to a log."""
-  append(path, json.dumps(plain(content), ensure_ascii=False))
+  append(path, _dumped(content))
 
 
 def csv_line(cells) -> str:
@@ -86,6 +85,11 @@ def plain(content):
   if isinstance(content, float) and not math.isfinite(content):
     return None
   return content
+
+
+def _dumped(content, **options):
+  made = json.dumps(plain(content), ensure_ascii=False, **options)
+  return "\n".join(map(text.printable, made.split("\n")))
 
 
 def _cell(content):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from fedinf_jax.running import files
 from fedinf_jax.running import records
 from fedinf_jax.running import schema
+from fedinf_jax.running import text
 
 _HEADERS = {records.LAYERS: records.LAYERS_HEADER.encode()}
 
@@ -78,33 +79,35 @@ def _lines(path):
   # Not splitlines: lines end with "\n", and nothing else ends a line. What
   # follows the last of them is torn.
   for line in content.removeprefix(header).split(b"\n")[:-1]:
-    round_ = read(line)
+    round_ = _round(line, read)
     if round_ is None or round_ < last:
       return
     yield round_, line + b"\n"
     last = round_
 
 
-def _object(line, record):
-  """Returns the round of a line of JSON, None if it is damaged."""
+def _round(line, read):
+  """Returns the round that a line is about, None if it is damaged."""
   try:
-    content = json.loads(line)
-    schema.check(content, record)
-  except (ValueError, RecursionError):
+    content = line.decode()
+    return read(content) if text.is_clean(content) else None
+  except (ValueError, RecursionError, csv.Error):
     return None
+
+
+def _object(line, record):
+  """Returns the round of a line of JSON."""
+  content = json.loads(line)
+  schema.check(content, record)
   return content["round"]
 
 
 def _row(line):
-  """Returns the round of a row of CSV, None if it is damaged."""
-  try:
-    (cells,) = csv.reader([line.decode()], strict=True)
-    round_, *_, error, norm = cells
-    float(error or "nan"), float(norm)
-    whole = len(cells) == len(records.Layer._fields)
-    return int(round_) if whole else None
-  except (ValueError, csv.Error):
-    return None
+  """Returns the round of a row of CSV."""
+  (cells,) = csv.reader([line], strict=True)
+  round_, *names, error, norm = cells
+  float(error or "nan"), float(norm)
+  return int(round_) if len(names) == len(records.Layer._fields) - 3 else None
 
 
 _READERS = {

@@ -32,8 +32,16 @@ def unescaped(text: str) -> str:
 
 
 def printable(line) -> str:
-  r"""Returns a line for a screen; ids in it are escaped already."""
+  r"""Returns a line for a screen, or of JSON, that shows all it holds.
+
+  What is unsafe becomes \uXXXX, as in JSON; ids in it are `escaped` already.
+  """
   return _LINE.sub(_code, str(line))
+
+
+def is_clean(content: str) -> bool:
+  """Says whether every line of a file is as `printable` leaves it."""
+  return all(not _LINE.search(line) for line in content.split("\n"))
 
 
 def cell(name) -> str:

@@ -8,6 +8,7 @@ uninterrupted one (timing.jsonl apart).
 
 import csv
 import importlib.metadata
+import io
 import json
 import os
 import pathlib
@@ -210,7 +211,10 @@ def read_metrics(folder: pathlib.Path) -> list[dict[str, Any]]:
 def _parsed(path, parse):
   with path.open(newline="", encoding="utf-8") as file:
     try:
-      return parse(file)
+      content = file.read()
+      if not (text.is_clean(content) and content.endswith("\n")):
+        raise ValueError("it is torn")
+      return parse(io.StringIO(content, newline=""))
     except (
       *(ValueError, KeyError, TypeError, csv.Error),
       *(OverflowError, RecursionError),
@@ -227,7 +231,7 @@ def _object(file, record):
 
 
 def _lines(file, record):
-  lines = [json.loads(line) for line in file if line.strip()]
+  lines = [json.loads(line) for line in file]
   for line in lines:
     schema.check(line, record)
   return lines
