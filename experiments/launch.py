@@ -28,7 +28,7 @@ def define_config(default):
       "config", str(recipes()[default]), "The recipe: a name or a file."
     )
   except Exception as error:  # A recipe is a program: it may raise anything.
-    _refuse(_recipe_error(error))
+    _refuse(recipe_error(error))
 
 
 def config_name():
@@ -122,6 +122,20 @@ def with_recipe_files(argv: list[str]) -> list[str]:
   return given
 
 
+def recipe_error(error: Exception):
+  """Says in one line what is wrong with a recipe, or with a change to it."""
+  if isinstance(error, AttributeError):
+    return f"--config has no such key: {error}; --help lists them"
+  if isinstance(error, SyntaxError):
+    return f"--config: {error.filename}, line {error.lineno}: {error.msg}"
+  lines = str(error).splitlines() or [""]
+  if "Traceback" in str(error):  # ml_collections writes all of it.
+    return f"--config cannot be read: {lines[-1]}"
+  if isinstance(error, ValueError | flags.Error):
+    return error
+  return f"--config cannot be read: {type(error).__name__}: {lines[0]}"
+
+
 def help_text(doc: str, values: flags.FlagValues) -> str:
   """Returns what --help prints.
 
@@ -178,27 +192,13 @@ def _parse(argv):
     # Warnings only, unless the command line says otherwise.
     left = flags.FLAGS([given[0], "--verbosity=-1", *given[1:]])
   except Exception as error:  # As in `define_config`.
-    _refuse(_recipe_error(error))
+    _refuse(recipe_error(error))
   if wants_help:
     print(help_text(sys.modules["__main__"].__doc__, flags.FLAGS))
     sys.exit(0)
   if len(left) > 1:
     _refuse(f"unexpected argument {left[1]!r}; flags start with --")
   return left
-
-
-def _recipe_error(error):
-  """Says what is wrong with a recipe, or with what is to be set in it."""
-  if isinstance(error, AttributeError):
-    return f"--config has no such key: {error}; --help lists them"
-  if isinstance(error, SyntaxError):
-    return f"--config: {error.filename}, line {error.lineno}: {error.msg}"
-  lines = str(error).splitlines() or [""]
-  if "Traceback" in str(error):  # ml_collections writes all of it.
-    return f"--config cannot be read: {lines[-1]}"
-  if isinstance(error, ValueError | flags.Error):
-    return error
-  return f"--config cannot be read: {type(error).__name__}: {lines[0]}"
 
 
 def _guarded(main):

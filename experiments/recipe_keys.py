@@ -65,7 +65,7 @@ KEYS = {
   "fed.rounds": Whole(),
   "fed.cohort_size": Whole(),
   "fed.local_steps": Whole(),
-  "fed.learning_rate": Real(),
+  "fed.learning_rate": Real(0, 3e38),  # The largest float32.
   "fed.batch_size": Whole(0),
   "estimators": Words(),
   "exact": Words(),

@@ -22,6 +22,7 @@ from fedinf_jax.report import figures
 from fedinf_jax.running import files
 from fedinf_jax.running import logs
 from fedinf_jax.running import records
+from fedinf_jax.running import task as tasks
 from fedinf_jax.running import workdir
 from tests import binaries
 from tests import kills
@@ -47,7 +48,7 @@ def leaves(config, prefix=""):
   for key, value in config.items():
     found.append(prefix + key)
     if isinstance(value, ml_collections.ConfigDict):
-      found += leaves(value, f"{prefix}{key}.")
+      found += 2 * leaves(value, f"{prefix}{key}.")  # More often than it.
   return found
 
 
@@ -55,6 +56,7 @@ def mutated(draw):
   """Returns a small recipe, and what is wrong with it."""
   made = draw.choice((quickstart, setting2, setting3)).get_config()
   made.data.num_clients, made.fed.cohort_size, made.mesh = 5, 2, "none"
+  made.fed.rounds = 4
   made.scale = draw.choice((1.0, 0.5))
   if "examples" in made.data:
     made.data.update(examples=6, test_examples=10)
@@ -68,31 +70,41 @@ def mutated(draw):
       if not isinstance(place, dict):
         break
     else:
-      if draw.random() < 0.15:
+      if draw.random() < 0.1:
         place.pop(last, None)
         changes[key] = "deleted"
       else:
-        place[last] = changes[key] = draw.choice(HOSTILE)
+        # Mostly of the right type: the others do not get far.
+        same = [h for h in HOSTILE if type(h) is type(place.get(last))]
+        values = same if same and draw.random() < 0.8 else HOSTILE
+        place[last] = changes[key] = draw.choice(values)
   return ml_collections.ConfigDict(content), changes
 
 
 @pytest.mark.parametrize("share", SHARES)
 def test_mutated_configs_are_built_or_refused(share):
-  draw, refused = random.Random(1), 0
+  draw, built, refused = random.Random(1), 0, 0
   for _ in range(CONFIGS // share):
     config, changes = mutated(draw)
     started = time.monotonic()
     try:
       scaled = recipes.scaled(config)
       recipes.check(scaled)
-      recipes.build("fuzz", scaled, None)
+      task = recipes.build("fuzz", scaled, None)
+      # Seconds each; cohorts are drawn round by round.
+      if share == 1 and task.fed.rounds < 100:
+        tasks.simulator(task)
+        tasks.logged(task)
+      built += 1
     except (ValueError, OSError) as error:
       refused += 1
       assert str(error), changes
     except Exception as error:
       raise AssertionError(f"{changes}: {error!r}") from error
     assert time.monotonic() - started < 20, changes
-  assert refused > CONFIGS // share // 2
+  # Neither way is empty.
+  assert built > CONFIGS // share // 20
+  assert refused > CONFIGS // share // 3
 
 
 @pytest.mark.parametrize("share", SHARES)
