@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import ml_collections
 
+from fedinf_jax import memory
+
 
 class Whole(NamedTuple):
   """A whole number."""
@@ -110,6 +112,35 @@ def check(config: ml_collections.ConfigDict):
         f"{key} is {kind!r}; it must be one of {', '.join(table)}"
       )
     _check_keys(config, table[kind])
+
+
+def check_memory(config: ml_collections.ConfigDict, model_bytes: int):
+  """Refuses sizes that no memory holds, before anything is made.
+
+  What is counted is only a part of what a run needs.
+
+  Args:
+    config: the recipe, checked.
+    model_bytes: of its model, or of one as large.
+  """
+  data, fed = config.data, config.fed
+  # Synthetic clients have at least five examples of 60 features.
+  examples, bytes_ = 5, 60 * 8
+  if data.kind != "synthetic":
+    examples, bytes_ = data.examples, 28 * 28 * 4
+    memory.require(
+      f"data.test_examples = {data.test_examples}", data.test_examples * bytes_
+    )
+  memory.require(
+    f"data.num_clients = {data.num_clients} of {examples} examples or more",
+    data.num_clients * examples * bytes_,
+  )
+  evaluations = fed.rounds // config.evaluate_every
+  memory.require(f"{evaluations} evaluations", 64 * evaluations)
+  memory.require(
+    f"fed.local_steps = {fed.local_steps} local models",
+    fed.local_steps * model_bytes,
+  )
 
 
 def _check_keys(config, keys):

@@ -62,7 +62,8 @@ def check(config: ml_collections.ConfigDict):
       )
   checks.seed(config.seed)
   _fed(config)
-  _check_memory(config)
+  model = _MODELS[config.model.kind](config.model, 60, 5)
+  recipe_keys.check_memory(config, memory.tree_bytes(model.param_shapes()))
   named.build(config.estimators)
   exact_rows(config.exact, config.data.num_clients, config.seed)
   if _mesh(config) != "auto":
@@ -134,32 +135,6 @@ def exact_rows(exact: str, num_clients: int, seed: int):
     )
   draw = np.random.default_rng(seed)
   return sorted(draw.permutation(num_clients)[: int(exact)].tolist())
-
-
-def _check_memory(config):
-  """Refuses sizes that no memory holds, before anything is made.
-
-  What is counted is only a part of what a run needs.
-  """
-  data, steps = config.data, config.fed.local_steps
-  # Of synthetic clients, the smallest have five examples.
-  examples, bytes_ = (5, _EXAMPLE_BYTES[0])
-  if data.kind != "synthetic":
-    examples, bytes_ = data.examples, _EXAMPLE_BYTES[1]
-    memory.require(
-      f"data.test_examples = {data.test_examples}", data.test_examples * bytes_
-    )
-  memory.require(
-    f"data.num_clients = {data.num_clients} of {examples} examples or more",
-    data.num_clients * examples * bytes_,
-  )
-  evaluations = config.fed.rounds // config.evaluate_every
-  memory.require(f"{evaluations} evaluations", 64 * evaluations)
-  model = _MODELS[config.model.kind](config.model, 60, 5)
-  memory.require(
-    f"fed.local_steps = {steps} local models",
-    steps * memory.tree_bytes(model.param_shapes()),
-  )
 
 
 def _mesh(config):
@@ -305,4 +280,3 @@ _READERS = {
   "femnist_by_writer": _by_writer,
 }
 _MODELS = {"logreg": _logreg, "cnn": _cnn}
-_EXAMPLE_BYTES = (60 * 8, 28 * 28 * 4)  # synthetic features, an image

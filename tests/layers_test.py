@@ -57,7 +57,7 @@ WITHIN = {
     {"text", "schema", "processes"},
     {"files"},
     {"records"},
-    {"logs", "lock", "progress", "checkpoint"},
+    {"logs", "lock", "parsing", "progress", "checkpoint"},
     {"consistency"},
     {"workdir"},
     {"task"},

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 
+from fedinf_jax import checks
 from fedinf_jax import simulation
 from fedinf_jax.running import checkpoint
 from fedinf_jax.running import evaluation as evaluations
@@ -73,6 +74,7 @@ def train(
   """
   # What is wrong with the task shows here, before anything is written.
   simulator, evaluated = tasks.simulator(task), tasks.evaluated(task)
+  checks.model(task.model, task.model.param_shapes(), task.x, task.y)
   _claim(task, folder)
   progress.say(screen, tasks.describe(task))
   saved = checkpoint.Checkpoints(
