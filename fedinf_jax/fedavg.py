@@ -51,9 +51,7 @@ class FedAvg:
     memory.require(f"local_steps = {self.local_steps}", 4 * self.local_steps)
     for name in ("rounds", "local_steps"):
       if getattr(self, name) >= 2**31:
-        raise ValueError(
-          f"{name} is {getattr(self, name)}; the most is 2^31 - 1"
-        )
+        raise ValueError(f"{name} is {getattr(self, name)}; at most 2^31 - 1")
     if (self.learning_rate is None) == (self.client_optimizer is None):
       raise ValueError("give exactly one of learning_rate and client_optimizer")
     if self.learning_rate is not None and not 0 < self.learning_rate < jnp.inf:

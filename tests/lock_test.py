@@ -22,8 +22,18 @@ with lock.owned(pathlib.Path(sys.argv[1])):
 """
 
 
-def test_the_second_process_is_refused_until_the_first_is_gone(tmp_path):
-  folder = tmp_path / "w"
+slow = pytest.mark.slow
+OTHERS = ("report", "cleanse", "debug")
+
+
+@pytest.mark.parametrize(
+  "binary",
+  ["run", *(pytest.param(b, marks=slow) for b in OTHERS)],
+)
+def test_the_second_process_is_refused_until_the_first_is_gone(
+  binary, tmp_path
+):
+  folder = tmp_path / "flip_labels"
   owner = subprocess.Popen(
     [sys.executable, "-c", HOLD, str(folder)],
     cwd=binaries.ROOT,
@@ -34,7 +44,8 @@ def test_the_second_process_is_refused_until_the_first_is_gone(tmp_path):
     assert owner.stdout.readline() == "owned\n"
     # A folder that holds a lock and nothing else is as good as empty.
     workdir.check(folder)
-    refused = binaries.start("report", f"--workdir={folder}")
+    place = tmp_path if binary == "debug" else folder
+    refused = binaries.start(binary, f"--workdir={place}")
     assert refused.returncode == 2
     assert refused.stderr.startswith(
       f"error: --workdir={folder} is in use by process {owner.pid} on"
