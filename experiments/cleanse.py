@@ -14,7 +14,6 @@ import pathlib
 
 from absl import flags
 import numpy as np
-from rich import console as rich_console
 from rich import progress as rich_progress
 from rich import table as rich_table
 
@@ -22,6 +21,7 @@ from experiments import cleansing
 from experiments import launch
 import fedinf_jax as fi
 from fedinf_jax import report
+from fedinf_jax.running import lock
 from fedinf_jax.running import progress
 from fedinf_jax.running import records
 
@@ -43,6 +43,12 @@ def main(argv):
   """Cleanses the run in the workdir."""
   del argv
   folder = pathlib.Path(_WORKDIR.value)
+  with lock.owned(folder):
+    cleanse(folder)
+
+
+def cleanse(folder: pathlib.Path):
+  """Trains on without some clients, writes what comes of it and prints it."""
   fractions = [_fraction(text) for text in _FRACTIONS.value]
   of = _ESTIMATOR.value
   recipe = cleansing.read_about(folder)["config"]
@@ -56,7 +62,7 @@ def main(argv):
     "held_out": cleansing.scores(run, task, half.validation, of),
     "one_set": cleansing.scores(run, task, slice(None), of),
   }
-  screen = rich_console.Console()
+  screen = progress.console()
   proceed = cleansing.trainer(task, half, task.seed)
   content = records.Cleanse(
     round=round_,

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from experiments import recipe_keys
 from experiments import recipes
 import fedinf_jax as fi
 from fedinf_jax import rng
 from fedinf_jax.running import checkpoint
 from fedinf_jax.running import files
 from fedinf_jax.running import records
+from fedinf_jax.running import schema
 from fedinf_jax.running import task as tasks
 from fedinf_jax.running import workdir
 
@@ -51,12 +53,20 @@ def load(folder: pathlib.Path, data_dir: str | None) -> tasks.Task:
 
 
 def read_about(folder: pathlib.Path) -> dict[str, Any]:
-  """Reads config.json of a workdir."""
+  """Reads config.json of a workdir, whose recipe is checked."""
   if not (folder / records.CONFIG).exists():
     raise ValueError(
       f"--workdir={folder} holds no run; start experiments.run with it first"
     )
-  return files.read_json(folder / records.CONFIG)
+  content = files.read_json(folder / records.CONFIG)
+  try:
+    schema.check(content, records.About)
+    recipe_keys.check(ml_collections.ConfigDict(content["config"]))
+  except ValueError as error:
+    raise ValueError(
+      f"{folder / records.CONFIG} is damaged ({error})"
+    ) from error
+  return content
 
 
 def state_at(folder: pathlib.Path, task: tasks.Task, round_: int):

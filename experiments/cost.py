@@ -25,6 +25,7 @@ from experiments import cost_methods
 from experiments import cost_show
 from experiments import launch
 from fedinf_jax.running import files
+from fedinf_jax.running import progress
 from fedinf_jax.running import workdir
 
 WELL_ABOVE = 10  # A time within 10 empty calls says nothing about growth.
@@ -47,12 +48,12 @@ def main(argv):
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
       raise ValueError(f"{path} cannot be written")
-  screen = rich_console.Console(highlight=False)
+  screen = progress.console(highlight=False)
   content = run(base, sweeps, scale, screen)
   files.write_json(numbers, content)
   files.write(picture, cost_figure.png(content))
   cost_show.print_all(screen, content)
-  screen.print(f"{numbers} and {picture} ({content['seconds']} s)")
+  progress.say(screen, f"{numbers} and {picture} ({content['seconds']} s)")
 
 
 def run(

@@ -10,15 +10,16 @@ ones; then trains again without those it names, and shows what the model gains
 on the other half.
 """
 
+import contextlib
 import pathlib
 
 from absl import flags
-from rich import console as rich_console
 from rich import table as rich_table
 
 from experiments import debugging
 from experiments import launch
 from experiments import recipes
+from fedinf_jax.running import lock
 from fedinf_jax.running import loop
 from fedinf_jax.running import progress
 from fedinf_jax.running import records
@@ -49,18 +50,26 @@ def main(argv):
     config.corrupt.kind = kind
     recipes.check(config)
     workdir.check(folder / kind)
-  screen = rich_console.Console()
-  for kind in _KINDS.value:
-    config.corrupt.kind = kind
-    task, place = recipes.build(name, config, _DATA_DIR.value), folder / kind
-    # Sweeps that are asked for may differ from those of a finished run.
-    scored = (place / records.DEBUG).exists() and not _SWEEPS.present
-    if scored and loop.is_finished(task, place):
-      progress.say(screen, f"{place}: this run is finished")
-    else:
-      debugging.debug(task, kind, place, screen, _SWEEPS.value)
-    screen.print(_table(workdir.read(place).debug))
-    progress.say(screen, f"report: {place / records.REPORT}")
+  screen = progress.console()
+  with contextlib.ExitStack() as stack:
+    for kind in dict.fromkeys(_KINDS.value):
+      stack.enter_context(lock.owned(folder / kind))
+    for kind in _KINDS.value:
+      config.corrupt.kind = kind
+      task = recipes.build(name, config, _DATA_DIR.value)
+      _debug(task, kind, folder / kind, screen)
+
+
+def _debug(task, kind, place, screen):
+  """Debugs for one kind of bad client, unless that is done; prints it."""
+  # Sweeps that are asked for may differ from those of a finished run.
+  scored = (place / records.DEBUG).exists() and not _SWEEPS.present
+  if scored and loop.is_finished(task, place):
+    progress.say(screen, f"{place}: this run is finished")
+  else:
+    debugging.debug(task, kind, place, screen, _SWEEPS.value)
+  screen.print(_table(workdir.read(place).debug))
+  progress.say(screen, f"report: {place / records.REPORT}")
 
 
 def _table(found):

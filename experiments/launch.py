@@ -3,6 +3,7 @@
 import ast
 import os
 import pathlib
+import signal
 import sys
 import textwrap
 
@@ -13,6 +14,7 @@ from ml_collections import config_flags
 
 from experiments import estimators
 from fedinf_jax.running import processes
+from fedinf_jax.running import text
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"
 HELP = ("--help", "-help", "-h", "-?", "--helpshort", "--helpfull")
@@ -21,12 +23,12 @@ HELP = ("--help", "-help", "-h", "-?", "--helpshort", "--helpfull")
 def define_config(default):
   """Defines --config, a recipe of ours by default."""
   try:
+    # It reads the command line already here, overrides and all.
     return config_flags.DEFINE_config_file(
       "config", str(recipes()[default]), "The recipe: a name or a file."
     )
-  except AttributeError as error:
-    # It reads the command line already here, overrides and all.
-    _refuse(_no_such_key(error))
+  except Exception as error:  # A recipe is a program: it may raise anything.
+    _refuse(recipe_error(error))
 
 
 def config_name():
@@ -81,9 +83,12 @@ def join():
 def run(main):
   """Runs `main` under absl, turning user errors into one line on stderr."""
   try:
+    # Until here, Ctrl-C is handled in experiments/__init__.py.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     app.run(_guarded(main), flags_parser=_parse)
   except KeyboardInterrupt as stopped:
-    print(stopped.args[0] if stopped.args else "interrupted", file=sys.stderr)
+    line = stopped.args[0] if stopped.args else "interrupted"
+    print(text.printable(line), file=sys.stderr)
     processes.leave(130)
 
 
@@ -115,6 +120,20 @@ def with_recipe_files(argv: list[str]) -> list[str]:
     given.append(argument)
     value_follows = not flag and value in ("--config", "-config")
   return given
+
+
+def recipe_error(error: Exception):
+  """Says in one line what is wrong with a recipe, or with a change to it."""
+  if isinstance(error, AttributeError):
+    return f"--config has no such key: {error}; --help lists them"
+  if isinstance(error, SyntaxError):
+    return f"--config: {error.filename}, line {error.lineno}: {error.msg}"
+  lines = str(error).splitlines() or [""]
+  if "Traceback" in str(error):  # ml_collections writes all of it.
+    return f"--config cannot be read: {lines[-1]}"
+  if isinstance(error, ValueError | flags.Error):
+    return error
+  return f"--config cannot be read: {type(error).__name__}: {lines[0]}"
 
 
 def help_text(doc: str, values: flags.FlagValues) -> str:
@@ -156,9 +175,9 @@ def _recipe_help(config):
   return lines
 
 
-def _wrapped(text):
+def _wrapped(paragraph):
   return textwrap.fill(
-    text,
+    paragraph,
     width=80,
     initial_indent="  ",
     subsequent_indent="      ",
@@ -172,20 +191,14 @@ def _parse(argv):
     given = with_recipe_files([a for a in argv if a not in HELP])
     # Warnings only, unless the command line says otherwise.
     left = flags.FLAGS([given[0], "--verbosity=-1", *given[1:]])
-  except (flags.Error, ValueError) as error:
-    _refuse(error)
-  except AttributeError as error:
-    _refuse(_no_such_key(error))
+  except Exception as error:  # As in `define_config`.
+    _refuse(recipe_error(error))
   if wants_help:
     print(help_text(sys.modules["__main__"].__doc__, flags.FLAGS))
     sys.exit(0)
   if len(left) > 1:
     _refuse(f"unexpected argument {left[1]!r}; flags start with --")
   return left
-
-
-def _no_such_key(error):
-  return f"--config has no such key: {error}; --help lists them"
 
 
 def _guarded(main):
@@ -204,6 +217,6 @@ def _guarded(main):
 
 
 def _refuse(error):
-  message = " ".join(str(error).split())
+  message = text.printable(" ".join(str(error).split()))
   print(f"error: {message}", file=sys.stderr)
   processes.leave(2)

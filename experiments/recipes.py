@@ -8,7 +8,10 @@ import ml_collections
 import numpy as np
 
 from experiments import estimators as named
+from experiments import recipe_keys
 import fedinf_jax as fi
+from fedinf_jax import checks
+from fedinf_jax import memory
 from fedinf_jax import rng
 from fedinf_jax.data import partition
 from fedinf_jax.running import task as tasks
@@ -25,6 +28,7 @@ CORRUPTIONS = {
 
 def scaled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """Shrinks rounds, clients and examples together by `config.scale`."""
+  recipe_keys.check(config)
   scale = config.scale
   if not 0 < scale <= 1:
     raise ValueError(f"scale is {scale}; it must be above 0 and at most 1")
@@ -44,23 +48,22 @@ def scaled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
 def check(config: ml_collections.ConfigDict):
   """Checks all of a recipe that can be checked before its data are made."""
-  _choose("data.kind", config.data.kind, _READERS)
-  _choose("model.kind", config.model.kind, _MODELS)
+  recipe_keys.check(config)
   if config.corrupt.kind:
-    _choose("corrupt.kind", config.corrupt.kind, CORRUPTIONS)
+    if config.corrupt.kind not in CORRUPTIONS:
+      raise ValueError(
+        f"corrupt.kind is {config.corrupt.kind!r}; it must be one of"
+        f" {', '.join(CORRUPTIONS)}"
+      )
     if not 0 < config.corrupt.fraction < 1:
       raise ValueError(
         f"corrupt.fraction is {config.corrupt.fraction}; it must lie between 0"
         " and 1"
       )
-  for key, least in (
-    ("evaluate_every", 1),
-    ("tracked", 0),
-    ("cleanse_round", 0),
-  ):
-    if config[key] < least:
-      raise ValueError(f"{key} is {config[key]}; it must be at least {least}")
+  checks.seed(config.seed)
   _fed(config)
+  model = _MODELS[config.model.kind](config.model, 60, 5)
+  recipe_keys.check_memory(config, memory.tree_bytes(model.param_shapes()))
   named.build(config.estimators)
   exact_rows(config.exact, config.data.num_clients, config.seed)
   if _mesh(config) != "auto":
@@ -99,7 +102,9 @@ def build(
   recipe = {k: v for k, v in config.to_dict().items() if k != "mesh"}
   return tasks.Task(
     name=name,
-    model=_MODELS[config.model.kind](config.model, train),
+    model=_MODELS[config.model.kind](
+      config.model, train.x.shape[1], train.num_classes
+    ),
     train=train,
     x=x,
     y=y,
@@ -132,14 +137,6 @@ def exact_rows(exact: str, num_clients: int, seed: int):
   return sorted(draw.permutation(num_clients)[: int(exact)].tolist())
 
 
-def _choose(key, value, table):
-  """Checks that a recipe's value is one of a table's."""
-  if value not in table:
-    raise ValueError(
-      f"{key} is {value!r}; it must be one of {', '.join(table)}"
-    )
-
-
 def _mesh(config):
   # The recipe in a workdir says nothing about devices.
   return config.get("mesh", "none")
@@ -151,15 +148,16 @@ def _fed(config):
   )
 
 
-def _logreg(config, train):
+def _logreg(config, num_features, num_classes):
   return fi.models.logreg(
-    train.x.shape[1], train.num_classes, config.logit_activation or None
+    num_features, num_classes, config.logit_activation or None
   )
 
 
-def _cnn(config, train):
+def _cnn(config, num_features, num_classes):
+  del num_features  # It takes images of one size.
   return fi.models.cnn(
-    train.num_classes,
+    num_classes,
     widths=tuple(config.widths),
     dense=config.dense,
     activation=config.activation or None,
@@ -230,6 +228,10 @@ def _read_femnist(data, data_dir, seed):
     train, test = writers.split(data.examples / (data.examples + each), seed)
     return train, *test.pooled(), GLYPHS
   path = pathlib.Path(data_dir)
+  for place in (path, *path.rglob("*")):
+    # To open a pipe would wait for somebody to write into it.
+    if place.exists() and not (place.is_file() or place.is_dir()):
+      raise ValueError(f"--data_dir: {place} is neither a file nor a folder")
   if not os.access(path, os.R_OK):
     problem = "cannot be read" if path.exists() else "does not exist"
     raise ValueError(

@@ -11,7 +11,9 @@ from absl import flags
 
 from experiments import launch
 from fedinf_jax import report
+from fedinf_jax.running import lock
 from fedinf_jax.running import records
+from fedinf_jax.running import text
 
 _WORKDIR = flags.DEFINE_string(
   "workdir", "runs/quickstart", "Folder of the finished run."
@@ -22,8 +24,9 @@ def main(argv):
   """Writes the report."""
   del argv
   folder = pathlib.Path(_WORKDIR.value)
-  report.write(folder)
-  print(folder / records.REPORT)
+  with lock.owned(folder):
+    report.write(folder)
+  print(text.printable(folder / records.REPORT))
 
 
 if __name__ == "__main__":

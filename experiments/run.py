@@ -7,12 +7,12 @@ Writes everything, report.html included, to the workdir (runs/NAME by default).
 Started again on the same workdir it resumes where it stopped.
 """
 
+import contextlib
 import pathlib
 import time
 
 from absl import flags
 import jax
-from rich import console as rich_console
 from rich import table as rich_table
 
 from experiments import bench_measure
@@ -26,6 +26,7 @@ from fedinf_jax.report import screen as tables
 from fedinf_jax.report import verdict as verdicts
 from fedinf_jax.running import files
 from fedinf_jax.running import finishing
+from fedinf_jax.running import lock
 from fedinf_jax.running import loop
 from fedinf_jax.running import planning
 from fedinf_jax.running import processes
@@ -61,7 +62,7 @@ def main(argv):
   config = recipes.scaled(_CONFIG.value)
   recipes.check(config)
   if _PLAN.value:
-    show_plan(name, config, rich_console.Console())
+    show_plan(name, config, progress.console())
     return
   wanted = seeds.parse(_SEEDS.value)
   folders = {seed: folder / f"seed_{seed}" for seed in wanted} or {
@@ -70,15 +71,18 @@ def main(argv):
   for place in folders.values():
     workdir.check(place)
   launch.join()
-  screen = rich_console.Console(quiet=not processes.is_first())
-  for seed, place in folders.items():
-    config.seed = seed
-    run(recipes.build(name, config, _DATA_DIR.value), place, screen)
-  if wanted and processes.is_first():
-    summaries = [workdir.read(place).summary for place in folders.values()]
-    spread = seeds.spread(summaries)
-    files.write_json(folder / "seeds.json", spread)
-    screen.print(seeds.table(spread))
+  screen = progress.console(quiet=not processes.is_first())
+  with contextlib.ExitStack() as stack:
+    for place in dict.fromkeys((folder, *folders.values())):
+      stack.enter_context(lock.owned(place))
+    for seed, place in folders.items():
+      config.seed = seed
+      run(recipes.build(name, config, _DATA_DIR.value), place, screen)
+    if wanted and processes.is_first():
+      summaries = [workdir.read(place).summary for place in folders.values()]
+      spread = seeds.spread(summaries)
+      files.write_json(folder / "seeds.json", spread)
+      screen.print(seeds.table(spread))
 
 
 def run(task: tasks.Task, folder: pathlib.Path, screen):
@@ -111,8 +115,9 @@ def print_verdict(folder: pathlib.Path, screen):
   contents = workdir.read(folder)
   summary = contents.summary
   lines = [
-    f"after {summary['rounds']} rounds: test loss {summary['loss']:.4f},"
-    f" accuracy {summary['accuracy']:.4f}",
+    f"after {summary['rounds']} rounds: test loss"
+    f" {numbers.fixed(summary['loss'], 4)}, accuracy"
+    f" {numbers.fixed(summary['accuracy'], 4)}",
     *verdicts.sentences(contents, verdicts.verdict(contents)),
   ]
   for line in lines:

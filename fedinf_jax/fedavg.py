@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedinf_jax import checks
+from fedinf_jax import memory
 from fedinf_jax import rng
 from fedinf_jax import tree
 from fedinf_jax import types
@@ -41,6 +42,16 @@ class FedAvg:
         # NumPy's integers become Python's.
         value = checks.positive_integer(name, value)
         object.__setattr__(self, name, value)
+    # The cohorts are known before the first round; of a local model, one
+    # parameter is the least.
+    memory.require(
+      f"rounds = {self.rounds} of cohort_size = {self.cohort_size}",
+      4 * self.rounds * self.cohort_size,
+    )
+    memory.require(f"local_steps = {self.local_steps}", 4 * self.local_steps)
+    for name in ("rounds", "local_steps"):
+      if getattr(self, name) >= 2**31:
+        raise ValueError(f"{name} is {getattr(self, name)}; at most 2^31 - 1")
     if (self.learning_rate is None) == (self.client_optimizer is None):
       raise ValueError("give exactly one of learning_rate and client_optimizer")
     if self.learning_rate is not None and not 0 < self.learning_rate < jnp.inf:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedinf_jax import checks
+from fedinf_jax import memory
 from fedinf_jax import types
 
 # Widths of LEAF's own FEMNIST network: p = 6,603,710.
@@ -73,6 +74,11 @@ def logreg(
     logit_activation: LEAF's `log_reg` puts "sigmoid" on its outputs and then
       treats them as logits, which costs convexity; None is the convex model.
   """
+  checks.positive_integer("num_features", num_features)
+  checks.positive_integer("num_classes", num_classes)
+  memory.require(
+    f"a model of {num_features} features", 4 * num_features * num_classes
+  )
   module = _LogReg(num_classes, _activation(logit_activation))
   return _classifier(module, (1, num_features))
 
@@ -100,6 +106,15 @@ def cnn(
       linear map of its input.
   """
   checks.one_of("pool", pool, ("max", "avg", "stride"))
+  checks.positive_integer("num_classes", num_classes)
+  checks.positive_integer("dense", dense)
+  if len(widths) != 2:
+    raise ValueError(f"widths is {widths!r}; it must be two numbers")
+  first, second = (checks.positive_integer("widths", w) for w in widths)
+  memory.require(
+    f"a network of widths {first}, {second} and dense = {dense}",
+    4 * (25 * first * (1 + second) + dense * (49 * second + num_classes)),
+  )
   module = _CNN(
     num_classes, tuple(widths), dense, _activation(activation), pool
   )
@@ -118,7 +133,10 @@ def cross_entropy(logits, labels):
 
 def _classifier(module, input_shape):
   return from_flax(
-    module, jnp.zeros(input_shape), cross_entropy, jax.random.categorical
+    module,
+    jax.ShapeDtypeStruct(input_shape, jnp.result_type(float)),
+    cross_entropy,
+    jax.random.categorical,
   )
 
 

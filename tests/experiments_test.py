@@ -4,7 +4,11 @@ import csv
 import dataclasses
 import io
 import json
+import pathlib
+import signal
 import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -350,6 +354,7 @@ MISTAKES = {
     "--config has no such key: \"'nope'\"; --help lists them"
   ),
   "run --config=quickstart nope": "unexpected argument 'nope'",
+  "run --config=SYNTAX.py": "SYNTAX.py, line 1: ",
   "debug --kinds=rng": (
     "--kinds: 'rng' is unknown; there are flip_labels, add_noise"
   ),
@@ -357,9 +362,14 @@ MISTAKES = {
 
 
 def test_mistakes_are_one_line_and_help_is_no_mistake(tmp_path):
+  (tmp_path / "SYNTAX.py").write_text("def get_config(:")
+  words = lambda line: [
+    word.replace("=", f"={tmp_path}/") if word.endswith(".py") else word
+    for word in line.split()
+  ]
   started = {
     line: subprocess.Popen(
-      binaries.command(*line.split(), f"--workdir={tmp_path / 'w'}"),
+      binaries.command(*words(line), f"--workdir={tmp_path / 'w'}"),
       cwd=binaries.ROOT,
       env=binaries.environment(),
       stdout=subprocess.PIPE,
@@ -379,6 +389,26 @@ def test_mistakes_are_one_line_and_help_is_no_mistake(tmp_path):
     else:
       assert process.returncode == 0, error
       check_help(printed)
+  assert not (tmp_path / "w").exists()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
+def test_an_interrupt_during_the_start_is_one_line(tmp_path):
+  process = subprocess.Popen(
+    binaries.command("run", f"--workdir={tmp_path / 'w'}"),
+    cwd=binaries.ROOT,
+    env=binaries.environment(),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  # Modules are being imported.
+  maps = pathlib.Path(f"/proc/{process.pid}/maps")
+  while "numpy" not in maps.read_text():
+    time.sleep(0.01)
+  process.send_signal(signal.SIGINT)
+  printed, error = process.communicate(timeout=60)
+  assert (process.returncode, printed, error) == (130, "", "interrupted\n")
   assert not (tmp_path / "w").exists()
 
 

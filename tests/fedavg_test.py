@@ -83,3 +83,20 @@ def test_aggregation_weighs_by_size():
   np.testing.assert_array_equal(
     fedavg.weights(jnp.array([0, 0]), jnp.float64), [0, 0]
   )
+
+
+@pytest.mark.parametrize(
+  "change,message",
+  [
+    ({"rounds": 10**12}, "rounds = 1000000000000 .* 20,000,000,000,000 bytes"),
+    ({"cohort_size": 10**13}, "cohort_size = 10* would need 40,000,000,000,00"),
+    ({"local_steps": 10**12}, "local_steps = 10* would need 4,000,000,000,000"),
+    ({"local_steps": 2**31}, "would need|local_steps is 2147483648; at most"),
+  ],
+)
+def test_sizes_that_no_memory_holds_are_refused_with_their_bytes(
+  change, message
+):
+  sizes = {"rounds": 1, "cohort_size": 5, "local_steps": 1} | change
+  with pytest.raises(ValueError, match=message):
+    fi.FedAvg(**sizes, learning_rate=0.1)

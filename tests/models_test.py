@@ -137,3 +137,19 @@ def test_patches_are_shared_by_all_models():
     e for e in jaxprs.equations(jaxpr.jaxpr) if e.primitive is lax.dot_general_p
   ]
   assert dots[0].params["dimension_numbers"][1] == ((), ())
+
+
+@pytest.mark.parametrize(
+  "change,message",
+  [
+    ({"dense": -1}, "dense is -1; it must be an integer >= 1"),
+    ({"num_classes": 0}, "num_classes is 0; it must be"),
+    ({"widths": (4,)}, r"widths is \(4,\); it must be two numbers"),
+    ({"widths": (4, 0.5)}, "widths is 0.5; it must be"),
+    ({"dense": 10**12}, "dense = 10* would need [0-9,]* bytes of memory"),
+    ({"activation": "one_hot"}, "activation is 'one_hot'; it must be None"),
+  ],
+)
+def test_a_network_that_cannot_be_is_refused(change, message):
+  with pytest.raises(ValueError, match=message):
+    models.cnn(**change)

@@ -1,8 +1,13 @@
 """Recipes become tasks; a recipe that cannot be is refused."""
 
 import json
+import os
+import sys
 
+from absl import flags
 import jax
+import ml_collections
+from ml_collections import config_flags
 import numpy as np
 import pytest
 
@@ -165,6 +170,13 @@ def test_planted_clients_are_named_and_part_of_the_digest():
     ({"model.kind": "nope"}, "model.kind is 'nope'; it must be one of logreg"),
     ({"corrupt.kind": "rng"}, "corrupt.kind is 'rng'; it must be one of flip"),
     ({"corrupt.kind": "add_noise"}, "corrupt.fraction is 0.0; it must lie"),
+    ({"model.logit_activation": "one_hot"}, "activation is 'one_hot'; it must"),
+    ({"seed": 2**32}, "seed is 4294967296; it must be an integer in 0"),
+    ({"fed.learning_rate": 1e300}, "fed.learning_rate is 1e[+]300; it must"),
+    ({"fed.rounds": 10**12}, r"rounds = 1000\d* .* need 40,000,000,000,000 b"),
+    ({"data.num_clients": 10**9}, r"data.num_clients = .* 2,400,000,000,000 b"),
+    ({"fed.local_steps": 10**12}, r"local_steps = 10* would need 4,000,000,00"),
+    ({"fed.local_steps": 10**9}, r"fed.local_steps = 10* local models would"),
   ],
 )
 def test_a_recipe_is_checked_before_its_data_are_made(change, message):
@@ -174,12 +186,72 @@ def test_a_recipe_is_checked_before_its_data_are_made(change, message):
     recipes.check(config)
 
 
+@pytest.mark.parametrize(
+  "change,message",
+  [
+    ({"model.dense": -1}, "model.dense is -1; it must be at least 1"),
+    ({"model.dense": 10**12}, "a network of widths 8, 16 .* bytes of memory"),
+    ({"model.widths": (4,)}, r"model.widths is \(4,\); it must be two whole"),
+    ({"data.test_examples": 10**12}, "data.test_examples = 10* would need"),
+  ],
+)
+def test_a_network_that_cannot_be_is_refused(change, message):
+  config = setting3.get_config()
+  config.update_from_flattened_dict(change)
+  with pytest.raises(ValueError, match=message):
+    recipes.check(config)
+
+
+def test_a_recipe_without_a_key_is_refused_whatever_its_scale():
+  for scale in (1.0, 0.5):
+    config = quickstart.get_config()
+    config.scale = scale
+    config.data.kind = "zzz"
+    with pytest.raises(ValueError, match=r"data.kind is 'zzz'; it must be one"):
+      recipes.scaled(config)
+    config.data.kind = "femnist_iid"
+    with pytest.raises(ValueError, match=r"the recipe has no key data\.exa"):
+      recipes.scaled(config)
+  with pytest.raises(ValueError, match="the recipe has no key seed"):
+    recipes.check(ml_collections.ConfigDict())
+  with pytest.raises(ValueError, match="the recipe is a list; get_config must"):
+    recipes.scaled([])
+
+
+def test_a_pipe_among_the_data_is_refused_and_not_waited_for(tmp_path):
+  os.mkfifo(tmp_path / "all.json")
+  for path in (tmp_path, tmp_path / "all.json"):
+    with pytest.raises(ValueError, match=r"all\.json is neither a file nor a"):
+      recipes.build("test", small(setting3, **FEW), str(path))
+
+
 def test_kinds_of_bad_clients_are_looked_up_in_a_table():
   recipes.check_kinds(list(recipes.CORRUPTIONS))
   with pytest.raises(ValueError, match="--kinds: 'rng' is unknown; there are"):
     recipes.check_kinds(["flip_labels", "rng"])
   with pytest.raises(ValueError, match="--kinds is empty"):
     recipes.check_kinds([])
+
+
+@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
+def test_what_a_recipe_raises_is_one_line(tmp_path, monkeypatch):
+  path = tmp_path / "recipe.py"
+  for content, message in (
+    ("def get_config(): return 1 / 0", "--config cannot be read: ZeroDivision"),
+    ("def get_config(): int('x')", "--config cannot be read: ValueError: inva"),
+    ("def get_config(: pass", f"--config: {path}, line 1: invalid syntax"),
+    ("", "--config has no such key: module 'config_config' has no attribute"),
+  ):
+    path.write_text(content)
+    # A module of that name would be filled once more.
+    monkeypatch.delitem(sys.modules, "config_config", raising=False)
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", None, "", values)
+    with pytest.raises(Exception) as caught:
+      values(["run", f"--config={path}"])
+    line = str(launch.recipe_error(caught.value))
+    assert line.startswith(message)
+    assert "\n" not in line
 
 
 def test_a_name_of_a_recipe_stands_for_its_file():

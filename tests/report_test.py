@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedinf_jax import report
+from fedinf_jax.running import text
 from fedinf_jax.running import workdir
 from tests import binaries
 from tests import workdirs
@@ -143,9 +144,10 @@ def test_rounding_is_no_influence(tmp_path):
   rows = (folder / "influence.csv").read_text().splitlines()
   cells = rows[1].split(",")
   cells[2:5] = ["0", "-2.8e-08", "2e-08"]
-  (folder / "influence.csv").write_text("\n".join([rows[0], ",".join(cells)]))
+  rows[1] = ",".join(cells)
+  (folder / "influence.csv").write_text("\n".join([*rows, ""]))
   columns = workdir.read(folder).columns
-  assert columns["fil_exact"] == columns["fia_exact"] == 0
+  assert columns["fil_exact"][0] == columns["fia_exact"][0] == 0
 
 
 class Tags(html.parser.HTMLParser):
@@ -178,7 +180,7 @@ def test_names_are_escaped(nasty):
   data = re.search('<script id="data".*?>(.*?)</script>', page)[1]
   assert "<" not in data
   ids = [row[0] for row in json.loads(data)["rows"]]
-  assert ids[: len(NASTY)] == list(NASTY)
+  assert ids[: len(NASTY)] == [text.escaped(name) for name in NASTY]
 
 
 def files_of(folder):
@@ -213,8 +215,8 @@ BAD = {
   "no JSON": (_damage("summary.json", "{"), "summary.json cannot be read"),
   "torn log": (_damage("metrics.jsonl", '{"rou'), "metrics.jsonl cannot be"),
   "mixed up": (
-    _damage("influence.csv", "client_id,fil_exact\n1,0.5\n"),
-    "does not hold together: it lacks",
+    _damage("influence.csv", "client_id,fil_exact\n" + 4 * "1,0.5\n"),
+    "does not hold together: influence.csv lacks num_examples;",
   ),
   "words": (
     _damage("influence.csv", "client_id,fil_exact\n1,many\n"),
@@ -336,7 +338,7 @@ def test_a_click_sorts_and_names_stay_text(nasty, tmp_path):
   assert len(console) == 1
   assert "clicked #sort=-client_id" in console[0]
   names = shown(dom)
-  assert set(names) == set(workdir.read(nasty).ids)
+  assert set(names) == set(map(text.escaped, workdir.read(nasty).ids))
   numbered = [name for name in names if name.startswith("f_")]
   assert numbered == [f"f_{k}" for k in reversed(range(12))]
   assert sorted_by(dom) == {"client_id": "descending"}

@@ -14,6 +14,7 @@ from scipy import stats
 from fedinf_jax.running import checkpoint
 from fedinf_jax.running import evaluation
 from fedinf_jax.running import files
+from fedinf_jax.running import logs
 from fedinf_jax.running import progress
 from fedinf_jax.running import records
 from fedinf_jax.running import workdir
@@ -64,15 +65,17 @@ def test_a_damaged_config_is_named(tmp_path):
 
 
 def test_logs_are_cut_back_and_torn_lines_go(tmp_path):
-  (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n{"round": 2}\n{"rou')
-  (tmp_path / "layers.csv").write_text("round,client\n1,a\n2,a\n3,a\n4,")
-  workdir.rewind(tmp_path, 2)
-  assert (tmp_path / "metrics.jsonl").read_text() == (
-    '{"round": 1}\n{"round": 2}\n'
-  )
-  assert (tmp_path / "layers.csv").read_text() == "round,client\n1,a\n2,a\n"
-  workdir.rewind(tmp_path, 0)
-  assert (tmp_path / "layers.csv").read_text() == "round,client\n"
+  header = records.LAYERS_HEADER
+  line = '{"round": %d, "loss": 1, "accuracy": 1, "estimators": {}}\n'
+  whole = line % 1 + line % 2
+  (tmp_path / "metrics.jsonl").write_text(whole + '{"rou')
+  rows = "1,a,w,e,,0.1\n2,a,w,e,,0.1\n"
+  (tmp_path / "layers.csv").write_text(f"{header}{rows}3,a,w,e,,0.1\n4,")
+  logs.rewind(tmp_path, 2)
+  assert (tmp_path / "metrics.jsonl").read_text() == whole
+  assert (tmp_path / "layers.csv").read_text() == header + rows
+  logs.rewind(tmp_path, 0)
+  assert (tmp_path / "layers.csv").read_text() == header
 
 
 def test_json_has_no_nan_and_csv_is_quoted(tmp_path):

@@ -12,6 +12,7 @@ import matplotlib.ticker
 import numpy as np
 
 from fedinf_jax.report import numbers
+from fedinf_jax.running import text as texts
 
 DPI = 110
 WIDTH = 9.3
@@ -186,8 +187,8 @@ def short(text, length: int, *, keep_end: bool = False) -> str:
     length: characters that there is room for.
     keep_end: what is too long loses its beginning (paths), not its end.
   """
-  text = " ".join(str(text).split())
-  if len(text) > length:
+  line = " ".join(texts.printable(text).split())
+  if len(line) > length:
     kept = length - 1
-    text = "…" + text[-kept:] if keep_end else text[:kept] + "…"
-  return text.replace("$", r"\$")
+    line = "…" + line[-kept:] if keep_end else line[:kept] + "…"
+  return line.replace("$", r"\$")

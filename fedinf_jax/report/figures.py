@@ -16,6 +16,7 @@ from fedinf_jax.report import drawing
 from fedinf_jax.report import numbers
 from fedinf_jax.report import tracked_figures
 from fedinf_jax.report import verdict
+from fedinf_jax.running import text
 from fedinf_jax.running import workdir
 
 MAX_SCATTERS = 6
@@ -183,7 +184,7 @@ def heat_map(contents):
   if found.ranked_by not in contents.history or not len(order):
     return None
   image = contents.history[found.ranked_by].T[order]
-  labels = [drawing.short(contents.ids[k], 18) for k in order]
+  labels = [drawing.short(text.escaped(contents.ids[k]), 18) for k in order]
   if len(order) > ALL_ROWS:
     gap = np.full((1, image.shape[1]), np.nan)
     image = np.concatenate([image[:END_ROWS], gap, image[-END_ROWS:]])

@@ -14,6 +14,7 @@ from fedinf_jax.report import tables
 from fedinf_jax.report import verdict
 from fedinf_jax.running import files
 from fedinf_jax.running import records
+from fedinf_jax.running import text
 from fedinf_jax.running import workdir
 
 PARTS = pathlib.Path(__file__)  # Beside it are page.html, page.css, page.js.
@@ -141,8 +142,9 @@ def _extremes(contents, found, title, verb, clients):
     )
     width = 100 * abs(found.fil[k]) / largest
     items.append(
-      f"<li><b>{tables.escaped(contents.ids[k])}</b> <small>{examples:,}"
-      f" examples, drawn in {times:,} of {contents.summary['rounds']:,} rounds"
+      f"<li><b>{tables.escaped(text.escaped(contents.ids[k]))}</b>"
+      f" <small>{examples:,} examples, drawn in {times:,} of"
+      f" {contents.summary['rounds']:,} rounds"
       f'</small><span class="bar {verb}" style="width:{width:.1f}%"></span>'
       f'<span class="what">{_effect(contents, found, k)}</span></li>'
     )
@@ -226,7 +228,7 @@ def _gain(contents):
   """Says who was made bad, and what the model gains without them."""
   if not contents.debug:
     return ""
-  ids = contents.debug["bad"]
+  ids = [text.escaped(name) for name in contents.debug["bad"]]
   return (
     f"<p>{len(ids):,} clients were made bad"
     f" ({tables.escaped(contents.debug['kind'])}):"

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedinf_jax.report import numbers
 from fedinf_jax.report import verdict
+from fedinf_jax.running import text
 from fedinf_jax.running import workdir
 
 
@@ -103,13 +104,14 @@ def clients(contents: workdir.Contents, found: verdict.Verdict) -> dict:
   keys = [f"{kind}_{name}" for kind in ("fil", "fia") for name in scores]
   keys += ["num_examples", "times_selected"]
   cells = [[_compact(value) for value in columns[key]] for key in keys]
+  labels = map(text.escaped, contents.ids)
   sizes = np.abs(found.fil)
   sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
   typical = float(np.median(sizes)) if len(sizes) else 1.0
   return {
     "scores": scores,
     "keys": ["client_id", *keys],
-    "rows": [list(row) for row in zip(contents.ids, *cells, strict=True)],
+    "rows": [list(row) for row in zip(labels, *cells, strict=True)],
     "sort": f"-fil_{found.ranked_by}" if found.ranked_by else "client_id",
     # Two digits of a typical client.
     "decimals": min(12, max(2, 1 - math.floor(math.log10(typical)))),

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedinf_jax.report import drawing
 from fedinf_jax.report import numbers
+from fedinf_jax.running import text
 
 MAX_LAYERS, MAX_CLIENTS = 8, 6
 
@@ -42,7 +43,9 @@ def layers(contents):
           drawing.trace(ax, trace["round"], trace[kind], **style)
     drawing.log_axes([ax for ax, _ in block], lines, truth)
   label = "exact ε*" if truth else None
-  drawing.legend(figure, contents, f"Client {client}", truth=label)
+  drawing.legend(
+    figure, contents, f"Client {text.escaped(client)}", truth=label
+  )
   return figure
 
 
@@ -59,7 +62,7 @@ def distance(contents):
   block = drawing.block(axes, clients, "round", "distance ‖ε − ε*‖")
   lines, sizes = {}, []
   for ax, client in block:
-    ax.set_title(f"Client {drawing.short(client, 24)}")
+    ax.set_title(f"Client {drawing.short(text.escaped(client), 24)}")
     rounds, size = _whole(tracked[client], "exact", "norm")
     drawing.trace(ax, rounds, size, **drawing.TRUTH)
     sizes.append(size)

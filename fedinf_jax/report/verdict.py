@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedinf_jax.report import numbers
+from fedinf_jax.running import text
 from fedinf_jax.running import workdir
 
 EXTREMES = 5  # Clients named at either end.
@@ -181,7 +182,7 @@ def _end(contents, found, clients, verbs):
   """Names the clients at one end."""
   moves, does = verbs
   first, *others = (
-    (" ".join(contents.ids[k].split()), numbers.digits(abs(found.fil[k])))
+    (text.escaped(contents.ids[k]), numbers.digits(abs(found.fil[k])))
     for k in clients
   )
   line = f"Without client {first[0]} the test loss would {moves} by {first[1]}"

@@ -86,6 +86,7 @@ class Checkpoints:
     init: Callable[[], Any],
     rounds: list[int] | None = None,
     warn: Callable[[str], None] = print,
+    up_to: int | None = None,
   ) -> tuple[Any, int]:
     """Restores the latest state that is not damaged.
 
@@ -94,6 +95,7 @@ class Checkpoints:
       rounds: which checkpoints to try; None: all there are, and those that are
         damaged are deleted.
       warn: told about those that are damaged.
+      up_to: the last round that is of use; None: all are.
 
     Returns:
       The state and its round; `init()` and 0 if there is none.
@@ -106,19 +108,21 @@ class Checkpoints:
     del like  # There may be no room for two states.
     for round_ in there:
       try:
+        if up_to is not None and round_ > up_to:
+          raise _Unusable(f"is of no use, as logs are whole up to {up_to}")
         return self._restored(target, round_), round_
-      except _Damaged as damage:
+      except _Unusable as damage:
         warn(
-          f"the checkpoint of round {round_} is damaged ({damage});"
-          " going back to the one before"
+          f"the checkpoint of round {round_} {damage}; going back to the one"
+          " before"
         )
       if rounds is None:
         self._manager.delete(round_)
     return init(), 0
 
   def _restored(self, target, round_):
-    """Returns the state of a round, or raises _Damaged on every process."""
-    state, reason = None, "another process found it so"
+    """Returns the state of a round, or raises _Unusable on every process."""
+    state, digest, reason = None, None, "another process found it so"
     try:
       saved = self._manager.restore(
         round_,
@@ -128,21 +132,25 @@ class Checkpoints:
           digest=ocp.args.JsonRestore(),
         ),
       )
+      digest = saved["digest"]["digest"]
       leaves = [saved["state"][name] for name in target.leaves]
       state = target.treedef.unflatten(leaves)
     except Exception as error:  # Whatever is wrong with it, it is no use.
       reason = _reason(error)
     if not processes.gather(state is not None).all():
-      raise _Damaged(reason)
+      raise _Unusable(f"is damaged ({reason})")
     if target.replayed is not None:  # Padding is not the checkpoint's.
       state = state._replace(replayed=target.replayed)
-    if _digest(state) != saved["digest"]["digest"]:
-      raise _Damaged("its content has changed")
+    if _digest(state) != digest:
+      raise _Unusable("is damaged (its content has changed)")
+    own = getattr(state, "round", None)
+    if own is not None and int(own) != round_:
+      raise _Unusable(f"is damaged (it is a copy of that of round {int(own)})")
     return state if target.distributed else jax.device_get(state)
 
 
-class _Damaged(Exception):
-  """A checkpoint cannot be used."""
+class _Unusable(Exception):
+  """A checkpoint cannot be used; says why."""
 
 
 class _Target(NamedTuple):

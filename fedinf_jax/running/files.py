@@ -1,5 +1,6 @@
 """Files that are replaced whole or grow by lines: JSON, JSON lines and CSV."""
 
+import contextlib
 import csv
 import io
 import json
@@ -9,51 +10,60 @@ import pathlib
 
 import numpy as np
 
+from fedinf_jax.running import text
+
 
 def write(path: pathlib.Path, content: str | bytes):
   """Replaces a file in one step: readers see the old one or the new one."""
   if isinstance(content, str):
     content = content.encode()
   temporary = path.with_name(path.name + ".tmp")
-  with open(temporary, "wb") as file:
-    file.write(content)
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, path)
+  with _named(path):
+    with open(temporary, "wb") as file:
+      file.write(content)
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 def write_json(path: pathlib.Path, content):
   """Writes JSON that any parser reads: no NaN in it."""
-  text = json.dumps(plain(content), indent=2, ensure_ascii=False)
-  write(path, text + "\n")
+  write(path, _dumped(content, indent=2) + "\n")
 
 
 def read_json(path: pathlib.Path):
-  """Reads JSON, naming the file when it is damaged."""
+  """Reads a JSON object, naming the file when it is damaged."""
+  if not path.is_file():
+    raise ValueError(f"{path} is not a file")
   try:
-    return json.loads(path.read_text(encoding="utf-8"))
-  except ValueError as error:
+    content = json.loads(path.read_text(encoding="utf-8"))
+  except (ValueError, RecursionError) as error:
     raise ValueError(f"{path} is damaged ({error})") from error
+  if not isinstance(content, dict):
+    raise ValueError(f"{path} is damaged (it holds no object)")
+  return content
 
 
 def append(path: pathlib.Path, *lines: str):
   """Adds lines to a log."""
-  with open(path, "a", encoding="utf-8") as file:
+  with _named(path), open(path, "a", encoding="utf-8") as file:
     file.write("".join(line + "\n" for line in lines))
 
 
 def append_json(path: pathlib.Path, content):
   """Adds one line of JSON to a log."""
-  append(path, json.dumps(plain(content), ensure_ascii=False))
+  append(path, _dumped(content))
 
 
 def csv_line(cells) -> str:
-  """Returns one line of CSV; None is an empty cell."""
+  """Returns one line of CSV.
+
+  Args:
+    cells: None is an empty one, a string is written by `text.cell`.
+  """
   made = io.StringIO()
-  csv.writer(made, lineterminator="").writerow(
-    ["" if c is None else repr(c) if isinstance(c, float) else c for c in cells]
-  )
-  return made.getvalue()
+  csv.writer(made, lineterminator="\n").writerow(map(_cell, cells))
+  return made.getvalue().removesuffix("\n")
 
 
 def plain(content):
@@ -75,3 +85,26 @@ def plain(content):
   if isinstance(content, float) and not math.isfinite(content):
     return None
   return content
+
+
+def _dumped(content, **options):
+  made = json.dumps(plain(content), ensure_ascii=False, **options)
+  return "\n".join(map(text.printable, made.split("\n")))
+
+
+def _cell(content):
+  if content is None:
+    return ""
+  if isinstance(content, float):
+    return repr(content)
+  return text.cell(content) if isinstance(content, str) else content
+
+
+@contextlib.contextmanager
+def _named(path):
+  """Names the file in errors that do not: a full disk has no name."""
+  try:
+    yield
+  except OSError as error:
+    reason = error.strerror or error
+    raise OSError(f"{path} cannot be written ({reason})") from error

@@ -9,6 +9,7 @@ from fedinf_jax import memory
 from fedinf_jax import simulation
 from fedinf_jax.running import evaluation as evaluations
 from fedinf_jax.running import loop
+from fedinf_jax.running import parsing
 from fedinf_jax.running import records
 from fedinf_jax.running import task as tasks
 from fedinf_jax.running import workdir
@@ -80,7 +81,7 @@ def _estimator(task, name, trained, last_quarter):
 
 def _last_quarter(folder, rounds):
   """Means over the evaluated rounds of the last quarter, per estimator."""
-  lines = workdir.read_metrics(folder)
+  lines = parsing.parsed(folder / records.METRICS)
   late = [line["estimators"] for line in lines if line["round"] > 0.75 * rounds]
   means = {}
   for name in late[0]:

@@ -14,13 +14,16 @@ from typing import NamedTuple
 
 import jax
 
+from fedinf_jax import checks
 from fedinf_jax import simulation
 from fedinf_jax.running import checkpoint
 from fedinf_jax.running import evaluation as evaluations
+from fedinf_jax.running import logs
 from fedinf_jax.running import processes
 from fedinf_jax.running import progress
 from fedinf_jax.running import records
 from fedinf_jax.running import task as tasks
+from fedinf_jax.running import text
 from fedinf_jax.running import workdir
 
 BLOCK_SECONDS = 0.5  # of rounds, between two checks of the clock and of Ctrl-C
@@ -71,15 +74,18 @@ def train(
   """
   # What is wrong with the task shows here, before anything is written.
   simulator, evaluated = tasks.simulator(task), tasks.evaluated(task)
+  checks.model(task.model, task.model.param_shapes(), task.x, task.y)
   _claim(task, folder)
   progress.say(screen, tasks.describe(task))
   saved = checkpoint.Checkpoints(
     folder / records.CHECKPOINTS, keep=task.keep_rounds
   )
-  state, round_ = saved.restore(simulator.init, warn=_warn)
+  state, round_ = saved.restore(
+    simulator.init, warn=_warn, up_to=_whole_until(task, folder, saved)
+  )
   if round_:
     progress.say(screen, f"resuming after round {round_}")
-  processes.on_first(workdir.rewind, folder, round_)
+  processes.on_first(logs.rewind, folder, round_)
   run = _Running(task, folder, simulator.step, saved, state, round_)
   _advance(run, evaluated, screen, saving)
   saved.close()
@@ -191,9 +197,25 @@ def _claim(task, folder):
   processes.on_first(lambda: workdir.claim(folder, tasks.about(task)))
 
 
+def _whole_until(task, folder, saved):
+  """Returns the last round up to which the logs have all that they should.
+
+  A later checkpoint is of no use: the run must write those lines again.
+  """
+  found = []  # on the first process
+  processes.on_first(
+    lambda: found.append(logs.first_gap(folder, tasks.logged(task)))
+  )
+  gap = found[0] if found else None
+  until = task.fed.rounds if gap is None else gap.round - 1
+  if gap and any(round_ > until for round_ in saved.rounds()):
+    _warn(f"{folder / gap.name} is damaged at round {gap.round}")
+  return int(processes.gather(until)[0, 0])
+
+
 def _warn(line):
   if processes.is_first():
-    print(f"warning: {line}", file=sys.stderr)
+    print(text.printable(f"warning: {line}"), file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -4,17 +4,31 @@ import contextlib
 import datetime
 import time
 
+from rich import console as rich_console
 from rich import progress as rich_progress
 
 from fedinf_jax.running import records
+from fedinf_jax.running import text
 
 LINE_SECONDS = 10  # between two plain lines, at least
 
 
-def say(screen, text: str):
-  """Prints a line: wrapped at words on a terminal, whole elsewhere."""
+def console(**options) -> rich_console.Console:
+  """Returns a screen that takes names for text, not for markup."""
+  return rich_console.Console(markup=False, emoji=False, **options)
+
+
+def say(screen, line: str):
+  """Prints a line: wrapped at words on a terminal, whole elsewhere.
+
+  What is no text, such as commands to a terminal, is escaped.
+  """
   screen.print(
-    text, highlight=False, markup=False, soft_wrap=not screen.is_terminal
+    text.printable(line),
+    highlight=False,
+    markup=False,
+    emoji=False,
+    soft_wrap=not screen.is_terminal,
   )
 
 
@@ -40,7 +54,7 @@ def _live_line(screen, rounds, done):
   columns = (
     rich_progress.TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
     rich_progress.BarColumn(bar_width=20),
-    rich_progress.TextColumn("{task.fields[words]}"),
+    rich_progress.TextColumn("{task.fields[words]}", markup=False),
     rich_progress.TextColumn("{task.fields[pace]}"),
     rich_progress.TimeRemainingColumn(compact=True),
     rich_progress.TextColumn("left"),

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedinf_jax.running import files
+from fedinf_jax.running import text
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -23,7 +24,9 @@ CLEANSE = "cleanse.json"
 DEBUG = "debug.json"
 CHECKPOINTS = "checkpoints"  # a folder, see `checkpoint`
 REPORT = "report.html"
+LOCK = ".lock"  # there while a process owns the workdir, see `lock`
 LOGS = (METRICS, HISTORY, LAYERS)  # cut back when a run is resumed
+FILES = (*LOGS, CONFIG, INFLUENCE, SUMMARY, TIMING, CLEANSE, DEBUG, REPORT)
 
 
 class About(NamedTuple):
@@ -71,6 +74,9 @@ class Layer(NamedTuple):
   estimator: str  # or "exact"
   error: float | None  # ‖ε − ε*‖
   norm: float  # ‖ε‖
+
+
+LAYERS_HEADER = ",".join(Layer._fields) + "\n"
 
 
 class Client(NamedTuple):
@@ -197,8 +203,9 @@ def append_round(
   fil = {name: short(values) for name, values in history.fil.items()}
   files.append_json(folder / HISTORY, history._replace(fil=fil))
   if not (folder / LAYERS).exists():
-    files.append(folder / LAYERS, ",".join(Layer._fields))
-  files.append(folder / LAYERS, *map(files.csv_line, layers))
+    files.write(folder / LAYERS, LAYERS_HEADER)
+  rows = [row._replace(client=str(row.client)) for row in layers]
+  files.append(folder / LAYERS, *map(files.csv_line, rows))
 
 
 def append_timing(folder: pathlib.Path, timing: Timing):
@@ -225,7 +232,7 @@ def write_influence(
   header += [f"{kind}_{name}" for name in fil for kind in ("fil", "fia")]
   lines = [files.csv_line(header)]
   for k, client in enumerate(clients):
-    cells = [*client]
+    cells = [*client._replace(client_id=str(client.client_id))]
     for name in fil:
       for values in (fil[name], fia[name]):
         missing = name == "exact" and np.isnan(values[k])
@@ -253,4 +260,5 @@ def write_cleanse(folder: pathlib.Path, content: Cleanse):
 
 def write_debug(folder: pathlib.Path, content: Debug):
   """Writes debug.json."""
-  files.write_json(folder / DEBUG, content)
+  bad = [text.escaped(name) for name in content.bad]
+  files.write_json(folder / DEBUG, content._replace(bad=bad))

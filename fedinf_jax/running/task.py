@@ -15,7 +15,9 @@ from fedinf_jax import rng
 from fedinf_jax import simulation
 from fedinf_jax import types as types_
 from fedinf_jax.data import federated
+from fedinf_jax.running import logs
 from fedinf_jax.running import records
+from fedinf_jax.running import text
 from fedinf_jax.running import workdir
 
 _NOTHING = types.MappingProxyType({})
@@ -78,7 +80,7 @@ def about(task: Task) -> records.About:
       "source": task.source,
       "stand_in": task.stand_in,
       "digest": digest(task),
-      "bad": list(task.bad),
+      "bad": [text.escaped(name) for name in task.bad],
     },
     versions=workdir.versions(),
   )
@@ -119,8 +121,15 @@ def selected(task: Task) -> np.ndarray:
 
 def evaluated(task: Task) -> set[int]:
   """Returns the rounds to evaluate: every `evaluate_every`-th and the last."""
-  rounds, every = task.fed.rounds, task.evaluate_every
-  return set(range(every, rounds + 1, every)) | {rounds}
+  return set(logs.evaluated(task.fed.rounds, task.evaluate_every))
+
+
+def logged(task: Task) -> logs.Expected:
+  """Returns what the logs hold at the end of a run."""
+  clients = min(task.tracked, len(examined(task)))
+  layers = len(jax.tree.leaves(task.model.param_shapes()))
+  names = len(task.estimators) + bool(task.exact)
+  return logs.Expected(sorted(evaluated(task)), clients * layers * names)
 
 
 def examined(task: Task) -> np.ndarray:

@@ -6,9 +6,7 @@ when a run is resumed, so that an interrupted run ends with the very bytes of an
 uninterrupted one (timing.jsonl apart).
 """
 
-import csv
 import importlib.metadata
-import json
 import os
 import pathlib
 import subprocess
@@ -18,7 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedinf_jax import version
+from fedinf_jax.running import consistency
 from fedinf_jax.running import files
+from fedinf_jax.running import parsing
 from fedinf_jax.running import records
 
 
@@ -34,12 +34,19 @@ def check(folder: pathlib.Path):
   if not os.access(there, os.W_OK | os.X_OK):
     raise ValueError(f"--workdir={folder} cannot be written to")
   if there == folder and not (folder / records.CONFIG).exists():
-    others = [p for p in folder.iterdir() if not p.name.endswith(".tmp")]
+    others = [
+      p
+      for p in folder.iterdir()
+      if not p.name.endswith(".tmp") and p.name != records.LOCK
+    ]
     if others:
       raise ValueError(
         f"--workdir={folder} is not empty and holds no run ({others[0].name});"
         " choose another"
       )
+  for name in records.FILES:
+    if (folder / name).exists() and not (folder / name).is_file():
+      raise ValueError(f"--workdir={folder}: {name} is not a file")
 
 
 def claim(folder: pathlib.Path, about: records.About):
@@ -70,20 +77,17 @@ def claim(folder: pathlib.Path, about: records.About):
 
 
 def is_finished(folder: pathlib.Path) -> bool:
-  """Says whether a run has written its summary, and the report after it."""
-  return (folder / records.SUMMARY).is_file() and (
-    folder / records.REPORT
-  ).is_file()
+  """Says whether a run has written its summary, and the report after it.
 
-
-def rewind(folder: pathlib.Path, round_: int):
-  """Drops what the logs say about later rounds, and torn lines."""
-  for name in records.LOGS:
-    path = folder / name
-    if path.exists():
-      lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-      kept = [s for s in lines if s.endswith("\n") and _round(s) <= round_]
-      files.write(path, "".join(kept))
+  One whose files do not hold together is not: to run it again mends them.
+  """
+  if not (folder / records.REPORT).is_file():
+    return False
+  try:
+    read(folder)
+  except (ValueError, OSError):
+    return False
+  return True
 
 
 def versions() -> dict[str, str]:
@@ -141,102 +145,47 @@ class Contents(NamedTuple):
 
 
 def read(folder: pathlib.Path) -> Contents:
-  """Reads the workdir of a finished run."""
+  """Reads the workdir of a finished run.
+
+  Raises:
+    ValueError: naming the file that is damaged, or missing.
+  """
   if not (folder / records.SUMMARY).is_file():
     raise ValueError(
       f"{folder} is not a finished run: it has no {records.SUMMARY}; start"
       f" experiments.run --workdir={folder} first"
     )
   # Not timing.jsonl: a report is the same in every rerun.
-  parsers = {
-    records.SUMMARY: json.load,
-    records.CONFIG: json.load,
-    records.METRICS: _lines,
-    records.INFLUENCE: _influence,
-    records.HISTORY: _history,
-    records.LAYERS: _layers,
-    records.CLEANSE: json.load,
-    records.DEBUG: json.load,
-  }
   found = {
-    name: _parsed(folder / name, parse)
-    for name, parse in parsers.items()
+    name: parsing.parsed(folder / name)
+    for name in parsing.PARSERS
     if (folder / name).is_file()
   }
-  summary = found[records.SUMMARY]
-  ids, columns = found.get(records.INFLUENCE, ([], {}))
+  consistency.check(folder, found)
+  summary, history = found[records.SUMMARY], found[records.HISTORY]
+  ids, columns = found[records.INFLUENCE]
   return Contents(
     summary=summary,
-    config=found.get(records.CONFIG, {}),
-    metrics=found.get(records.METRICS, []),
+    config=found[records.CONFIG],
+    metrics=found[records.METRICS],
     ids=ids,
     columns={
       name: _without_rounding(values, name[:3], summary)
       for name, values in columns.items()
     },
     history={
-      name: _without_rounding(values, "fil", summary)
-      for name, values in found.get(records.HISTORY, {}).items()
+      name: _without_rounding(
+        np.array([line["fil"][name] for line in history], float),
+        "fil",
+        summary,
+      )
+      for name in history[0]["fil"]
     },
-    tracked=found.get(records.LAYERS, {}),
+    tracked=found[records.LAYERS],
     cleanse=found.get(records.CLEANSE),
     debug=found.get(records.DEBUG),
     files=list(found),
   )
-
-
-def read_metrics(folder: pathlib.Path) -> list[dict[str, Any]]:
-  """Reads the evaluated rounds of a run, finished or not."""
-  return _parsed(folder / records.METRICS, _lines)
-
-
-def _parsed(path, parse):
-  with path.open(newline="", encoding="utf-8") as file:
-    try:
-      return parse(file)
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
-      raise ValueError(
-        f"{path} cannot be read: {type(error).__name__} {error}"
-      ) from error
-
-
-def _lines(file):
-  return [json.loads(line) for line in file if line.strip()]
-
-
-def _history(file):
-  """Returns FIL, name → [N, R]."""
-  lines = _lines(file)
-  names = lines[0]["fil"] if lines else ()
-  return {
-    name: np.array([line["fil"][name] for line in lines], float)
-    for name in names
-  }
-
-
-def _influence(file):
-  """Returns the ids [R] and the other columns [R]."""
-  rows = list(csv.DictReader(file, strict=True))
-  names = [name for name in (rows[0] if rows else ()) if name != "client_id"]
-  columns = {name: _floats(row[name] for row in rows) for name in names}
-  return [row["client_id"] for row in rows], columns
-
-
-def _layers(file):
-  """Returns client → layer → estimator → field → [N]."""
-  fields = ("round", "error", "norm")
-  tracked = {}
-  for row in csv.DictReader(file, strict=True):
-    layers = tracked.setdefault(row["client"], {})
-    traces = layers.setdefault(row["layer"], {})
-    cells = traces.setdefault(row["estimator"], {f: [] for f in fields})
-    for field in fields:
-      cells[field].append(row[field])
-  for layers in tracked.values():
-    for traces in layers.values():
-      for cells in traces.values():
-        cells.update({f: _floats(values) for f, values in cells.items()})
-  return tracked
 
 
 def _without_rounding(values, kind, summary):
@@ -248,11 +197,6 @@ def _without_rounding(values, kind, summary):
   return np.where(np.abs(values) < least.get(kind, 0), 0.0, values)
 
 
-def _floats(cells):
-  values = np.array([float(cell or "nan") for cell in cells])
-  return np.where(np.isfinite(values), values, np.nan)
-
-
 def _flat(content, prefix=""):
   if not isinstance(content, dict):
     return {prefix: content}
@@ -260,11 +204,3 @@ def _flat(content, prefix=""):
     _flat(v, f"{prefix}.{k}" if prefix else k) for k, v in content.items()
   ]
   return {k: v for part in parts for k, v in part.items()}
-
-
-def _round(line):
-  """Returns the round a line of a log is about; 0 for a header."""
-  if line.startswith("{"):
-    return json.loads(line)["round"]
-  first = line.split(",", 1)[0]
-  return int(first) if first.isdecimal() else 0

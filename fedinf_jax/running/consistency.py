@@ -1,0 +1,94 @@
+"""Do the files of a finished run belong together, and is each of them whole?"""
+
+import pathlib
+
+from fedinf_jax.running import logs
+from fedinf_jax.running import records
+
+
+def check(folder: pathlib.Path, found: dict):
+  """Checks the files of a finished run against its summary.
+
+  Args:
+    folder: the workdir.
+    found: name of a file → what `workdir.read` has parsed from it.
+
+  Raises:
+    ValueError: naming the file, and what it lacks.
+  """
+  for name, wrong in _wrongs(found):
+    if wrong:
+      raise ValueError(
+        f"{folder} does not hold together: {name} {wrong}; its files may be cut"
+        " short, of different runs or of another version. To start"
+        " experiments.run on this workdir again mends what can be mended"
+      )
+
+
+def _wrongs(found):
+  """Yields (file, what is wrong with it or None)."""
+  for name in (*records.LOGS, records.CONFIG, records.INFLUENCE):
+    yield name, None if name in found else "is missing"
+  fed = found[records.CONFIG]["config"].get("fed", {})
+  yield records.CONFIG, None if isinstance(fed, dict) else "lacks config.fed"
+  summary, metrics = found[records.SUMMARY], found[records.METRICS]
+  names, history = list(summary["estimators"]), found[records.HISTORY]
+  rounds = _expected(found)
+  yield records.METRICS, _rounds([line["round"] for line in metrics], rounds)
+  yield records.HISTORY, _rounds([line["round"] for line in history], rounds)
+  for line in metrics:
+    yield records.METRICS, _lacks(line["estimators"], names)
+  yield records.INFLUENCE, _influence(found, names)
+  for line in history:
+    yield records.HISTORY, _history(line, history[0], names, summary["clients"])
+  for layers in found[records.LAYERS].values():
+    yield records.LAYERS, _lacks(layers, summary["layer_names"])
+    for traces in layers.values():
+      yield records.LAYERS, _lacks(traces, names)
+      for trace in traces.values():
+        yield records.LAYERS, _rounds(trace["round"], rounds)
+  if records.DEBUG in found:
+    debug = found[records.DEBUG]
+    wanted = ("nobody", "the bad ones", *debug["scores"])
+    yield records.DEBUG, _lacks(debug["gain"], wanted)
+
+
+def _expected(found):
+  """Returns the evaluated rounds: of the recipe, else those of any log."""
+  last = found[records.SUMMARY]["rounds"]
+  lines = (*found[records.METRICS], *found[records.HISTORY])
+  rounds = [line["round"] for line in lines]
+  every = found[records.CONFIG]["config"].get("evaluate_every")
+  if last in rounds and isinstance(every, int) and every > 0:
+    return logs.evaluated(last, every)
+  return sorted({*rounds, last})
+
+
+def _influence(found, names):
+  ids, columns = found[records.INFLUENCE]
+  clients = found[records.SUMMARY]["clients"]
+  if len(ids) != clients:
+    return f"has {len(ids)} of {clients} clients"
+  titles = [f"{kind}_{name}" for name in names for kind in ("fil", "fia")]
+  return _lacks(columns, [*records.Client._fields[1:], *titles])
+
+
+def _history(line, first, names, clients):
+  wrong = _lacks(line["fil"], {*names, *first["fil"]})
+  if wrong is None and {len(v) for v in line["fil"].values()} - {clients}:
+    wrong = f"has not {clients} clients at round {line['round']}"
+  return wrong
+
+
+def _rounds(there, expected):
+  """Says in words which round is missing, or should not be there."""
+  if list(there) == expected:
+    return None
+  for round_ in expected:
+    if round_ not in there:
+      return f"lacks round {round_}"
+  return "has a round twice, or one that was not evaluated"
+
+
+def _lacks(there, wanted):
+  return next((f"lacks {name}" for name in wanted if name not in there), None)

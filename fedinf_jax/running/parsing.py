@@ -1,0 +1,117 @@
+"""Reads the files of a workdir, each as it was written or not at all."""
+
+import csv
+import io
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from fedinf_jax.running import records
+from fedinf_jax.running import schema
+from fedinf_jax.running import text
+
+
+def parsed(path: pathlib.Path):
+  """Reads a file of a workdir by its name.
+
+  Raises:
+    ValueError: naming the file, and what is wrong with it.
+  """
+  with path.open(newline="", encoding="utf-8") as file:
+    try:
+      content = file.read()
+      # JSON says by itself where it ends.
+      ends = path.suffix == ".json" or content.endswith("\n")
+      if not (ends and text.is_clean(content)):
+        raise ValueError("it is torn")
+      return PARSERS[path.name](io.StringIO(content, newline=""))
+    except (
+      *(ValueError, KeyError, TypeError, csv.Error),
+      *(OverflowError, RecursionError),
+    ) as error:
+      raise ValueError(
+        f"{path} cannot be read: {type(error).__name__} {error}"
+      ) from error
+
+
+def _object(file, record):
+  content = json.load(file)
+  schema.check(content, record)
+  return content
+
+
+def _lines(file, record):
+  lines = [json.loads(line) for line in file]
+  for line in lines:
+    schema.check(line, record)
+  return lines
+
+
+def _summary(file):
+  content = json.load(file)
+  schema.check(content, dict[str, Any])
+  estimators = content.get("estimators")
+  schema.check(estimators, dict[str, dict[str, Any]], "estimators")
+  # The fields of an agreement stand among the others.
+  nested = {name: e | {"agreement": e} for name, e in estimators.items()}
+  schema.check(content | {"estimators": nested}, records.Summary)
+  return content
+
+
+def _debug(file):
+  content = _object(file, records.Debug)
+  content["bad"] = [text.unescaped(name) for name in content["bad"]]
+  return content
+
+
+def _influence(file):
+  """Returns the ids [R] and the other columns [R]."""
+  rows = _rows(file)
+  names = [name for name in (rows[0] if rows else ()) if name != "client_id"]
+  columns = {name: _floats(row[name] for row in rows) for name in names}
+  return [text.of_cell(row["client_id"]) for row in rows], columns
+
+
+def _rows(file):
+  """Returns the rows of a CSV file, each cell under its title."""
+  titles, *rows = csv.reader(file, strict=True)
+  titles = [text.of_cell(title) for title in titles]
+  return [dict(zip(titles, row, strict=True)) for row in rows]
+
+
+def _layers(file):
+  """Returns client → layer → estimator → field → [N]."""
+  fields = ("round", "error", "norm")
+  tracked = {}
+  for row in _rows(file):
+    client, layer, estimator = (
+      text.of_cell(row[title]) for title in ("client", "layer", "estimator")
+    )
+    traces = tracked.setdefault(client, {}).setdefault(layer, {})
+    cells = traces.setdefault(estimator, {f: [] for f in fields})
+    for field in fields:
+      cells[field].append(row[field])
+  for layers in tracked.values():
+    for traces in layers.values():
+      for cells in traces.values():
+        cells.update({f: _floats(values) for f, values in cells.items()})
+  return tracked
+
+
+def _floats(cells):
+  values = np.array([float(cell or "nan") for cell in cells])
+  return np.where(np.isfinite(values), values, np.nan)
+
+
+PARSERS = {
+  records.SUMMARY: _summary,
+  records.CONFIG: lambda file: _object(file, records.About),
+  records.METRICS: lambda file: _lines(file, records.Metrics),
+  records.INFLUENCE: _influence,
+  records.HISTORY: lambda file: _lines(file, records.History),
+  records.LAYERS: _layers,
+  records.CLEANSE: lambda file: _object(file, records.Cleanse),
+  records.DEBUG: _debug,
+}

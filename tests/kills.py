@@ -1,0 +1,46 @@
+"""Runs that are killed and started again."""
+
+import subprocess
+import time
+
+from tests import binaries
+
+ARGUMENTS = (
+  *binaries.SMALL,
+  "--config.fed.rounds=400",  # Scaled down to 40.
+  "--config.cleanse_round=100",
+  "--checkpoint_rounds=3",
+)
+
+
+def whole(folder):
+  """Returns the files of an uninterrupted run."""
+  finish(folder)
+  return binaries.files(folder)
+
+
+def finish(folder):
+  """Runs to the end; returns what is printed as an error."""
+  done = binaries.start("run", *ARGUMENTS, f"--workdir={folder}")
+  assert done.returncode == 0, done.stderr
+  return done.stderr
+
+
+def begin(folder):
+  return subprocess.Popen(
+    binaries.command("run", *ARGUMENTS, f"--workdir={folder}"),
+    cwd=binaries.ROOT,
+    env=binaries.environment(),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def wait_for_progress(process, folder, lines):
+  """Waits until timing.jsonl has grown by some lines, or the run has ended."""
+  log = folder / "timing.jsonl"
+  count = lambda: len(log.read_bytes().splitlines()) if log.exists() else 0
+  first = count()
+  while process.poll() is None and count() < first + lines:
+    time.sleep(0.005)
