@@ -7,7 +7,6 @@ import pytest
 
 from fedinf_jax.linalg import spectra
 
-
 CASES = [
   (spectrum, scale)
   for spectrum in spectra.SPECTRA
