@@ -103,9 +103,16 @@ def test_a_gap_is_where_the_earliest_log_is_no_longer_whole(finished):
 
 
 def test_a_header_that_never_reached_the_disk_is_mended(tmp_path):
-  (tmp_path / records.LAYERS).write_bytes(b"")
-  logs.rewind(tmp_path, 0)
-  assert (tmp_path / records.LAYERS).read_text() == records.LAYERS_HEADER
+  path = tmp_path / records.LAYERS
+  row = "1,a,w,e,,0.1\n"
+  for content in ("", row, records.LAYERS_HEADER + row, None):
+    if content is None:
+      path.unlink()
+    else:
+      path.write_text(content)
+    logs.rewind(tmp_path, 1)
+    kept = row if content else ""
+    assert path.read_text() == records.LAYERS_HEADER + kept
 
 
 def task():

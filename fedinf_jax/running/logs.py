@@ -62,7 +62,7 @@ def rewind(folder: pathlib.Path, round_: int):
   """Drops what the logs say about later rounds, and torn lines."""
   for name in records.LOGS:
     path = folder / name
-    if path.exists():
+    if path.exists() or name in _HEADERS:
       kept = [line for t, line in _lines(path) if t <= round_]
       files.write(path, _HEADERS.get(name, b"") + b"".join(kept))
 
@@ -72,13 +72,12 @@ def _lines(path):
   if not path.exists():
     return
   read = _READERS[path.name]
-  content, header = path.read_bytes(), _HEADERS.get(path.name, b"")
-  if not content.startswith(header):
-    return
-  last = 0
+  content, last = path.read_bytes(), 0
+  # Without its header a log is whole all the same: `rewind` writes it again.
+  content = content.removeprefix(_HEADERS.get(path.name, b""))
   # Not splitlines: lines end with "\n", and nothing else ends a line. What
   # follows the last of them is torn.
-  for line in content.removeprefix(header).split(b"\n")[:-1]:
+  for line in content.split(b"\n")[:-1]:
     round_ = _round(line, read)
     if round_ is None or round_ < last:
       return
