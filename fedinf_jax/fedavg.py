@@ -54,10 +54,13 @@ class FedAvg:
         raise ValueError(f"{name} is {getattr(self, name)}; at most 2^31 - 1")
     if (self.learning_rate is None) == (self.client_optimizer is None):
       raise ValueError("give exactly one of learning_rate and client_optimizer")
-    if self.learning_rate is not None and not 0 < self.learning_rate < jnp.inf:
-      raise ValueError(
-        f"learning_rate is {self.learning_rate}; it must be positive and finite"
-      )
+    if self.learning_rate is not None:
+      rate = checks.number("learning_rate", self.learning_rate)
+      if not 0 < rate < jnp.inf:
+        raise ValueError(
+          f"learning_rate is {rate}; it must be positive and finite"
+        )
+      object.__setattr__(self, "learning_rate", rate)
 
   @property
   def optimizer(self) -> optax.GradientTransformation:

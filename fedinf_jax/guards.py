@@ -73,8 +73,10 @@ def lwet(*, per: str = "layer", tolerance: float | None = None) -> Guard:
     tolerance: growth that is forgiven; None: 16 units in the last place.
   """
   checks.one_of("per", per, PER)
-  if tolerance is not None and not 0 <= tolerance < float("inf"):
-    raise ValueError(f"tolerance is {tolerance}; it must be finite and >= 0")
+  if tolerance is not None:
+    tolerance = checks.number("tolerance", tolerance)
+    if not 0 <= tolerance < float("inf"):
+      raise ValueError(f"tolerance is {tolerance}; it must be finite and >= 0")
   return Guard(per, tolerance)
 
 

@@ -43,7 +43,14 @@ def from_flax(
     )
   if not isinstance(module, nn.Module):
     raise ValueError(f"module is {module!r}; it must be a flax.linen.Module")
-  spec = jax.eval_shape(jnp.asarray, example_input)
+  for name, function in (("loss", loss), ("sample", sample)):
+    if not callable(function) and not (name == "sample" and function is None):
+      raise ValueError(f"{name} is {function!r}; it must be a function")
+  spec = example_input
+  if not isinstance(spec, jax.ShapeDtypeStruct):
+    example = checks.array("example_input", example_input)
+    shape = (1, *example.shape[1:]) if example.ndim else ()
+    spec = jax.ShapeDtypeStruct(shape, example.dtype)
   # Compiled: one by one, a CNN's initial operations take eight seconds. Once:
   # `module.init` is another object each time it is looked up.
   compiled_init = jax.jit(module.init)
@@ -108,7 +115,7 @@ def cnn(
   checks.one_of("pool", pool, ("max", "avg", "stride"))
   checks.positive_integer("num_classes", num_classes)
   checks.positive_integer("dense", dense)
-  if len(widths) != 2:
+  if not isinstance(widths, Sequence) or len(widths) != 2:
     raise ValueError(f"widths is {widths!r}; it must be two numbers")
   first, second = (checks.positive_integer("widths", w) for w in widths)
   memory.require(
@@ -142,6 +149,13 @@ def _classifier(module, input_shape):
 
 def _activation(spec: Activation):
   if callable(spec):
+    example = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+    try:
+      made = jax.eval_shape(spec, example)
+    except Exception as error:  # Whatever a user's function raises.
+      raise ValueError(f"activation fails on an array: {error}") from error
+    if getattr(made, "shape", None) != example.shape:
+      raise ValueError("activation must return an array of its input's shape")
     return spec
   checks.one_of("activation", spec, ACTIVATIONS)
   return ACTIVATIONS[spec]

@@ -47,11 +47,6 @@ def patience():
 
 # Targets that may answer NaN: they were asked about NaN.
 PASS_ON = {"fip_norms", "new_error", "predictions", "what a metric returns"}
-# Targets whose arguments are not checked yet, in files of the method's core.
-UNCHECKED = {
-  "FedAvg", "a rate", "lwet", "logreg", "cnn", "from_flax", "fisher",
-  "dense_hessian",
-}  # fmt: skip
 
 
 def assert_sane(result):
@@ -489,9 +484,9 @@ def targets():
   }  # fmt: skip
 
 
-def hostile_calls(*, unchecked):
+def hostile_calls():
   """Returns the targets and calls, one argument replaced, in some two."""
-  known = {n: t for n, t in targets().items() if (n in UNCHECKED) == unchecked}
+  known = targets()
   singles = [
     (name, {argument: kind})
     for name, (_, good) in known.items()
@@ -522,18 +517,7 @@ def attempt_call(name, function, arguments):
 
 @pytest.mark.parametrize("share", [TENTH, SLOW])
 def test_a_hostile_call_is_answered_or_refused(share):
-  report(failed_calls(share, unchecked=False))
-
-
-@pytest.mark.slow
-@pytest.mark.xfail(reason="these files do not check their arguments yet")
-def test_a_hostile_call_of_the_core_is_answered_or_refused():
-  report(failed_calls(1, unchecked=True))
-
-
-def failed_calls(share, *, unchecked):
-  """Returns what went wrong, call by call."""
-  known, calls = hostile_calls(unchecked=unchecked)
+  known, calls = hostile_calls()
   failures = []
   for name, kinds in calls[: len(calls) // share]:
     function, good = known[name]
@@ -541,4 +525,4 @@ def failed_calls(share, *, unchecked):
     problem = attempt_call(name, function, arguments)
     if problem is not None:
       failures.append(f"{name}({kinds}): {problem}")
-  return failures
+  report(failures)

@@ -38,6 +38,7 @@ def fisher(
   """
   checks.one_of("labels", labels, ("observed", "sampled"))
   checks.positive_integer("num_samples", num_samples)
+  checks.boolean("layerwise", layerwise)
   rows.check_options(rank, spectrum)
   checks.one_of("per", per, ("step", "round"))
 

@@ -30,6 +30,7 @@ def dense_hessian(
     upload: "product": the client multiplies (the paper's naive 1); "steps": it
       uploads the Hessian of every step (naive 2).
   """
+  checks.boolean("layerwise", layerwise)
   checks.one_of("upload", upload, ("product", "steps"))
 
   def apply(step, sigma):

@@ -54,8 +54,7 @@ def server_side(
     num_examples = curvature.num_samples
   if num_examples is not None:
     checks.positive_integer("num_examples", num_examples)
-  if not isinstance(match, bool):
-    raise ValueError(f"match is {match!r}; it must be True or False")
+  checks.boolean("match", match)
   if match:
     fields = matching.fields(curvature)
   elif matching.has_cores(curvature):

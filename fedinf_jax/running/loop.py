@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import jax
 
-from fedinf_jax import checks
+from fedinf_jax import agreement
+from fedinf_jax import metrics
 from fedinf_jax import simulation
 from fedinf_jax.running import checkpoint
 from fedinf_jax.running import evaluation as evaluations
@@ -74,7 +75,13 @@ def train(
   """
   # What is wrong with the task shows here, before anything is written.
   simulator, evaluated = tasks.simulator(task), tasks.evaluated(task)
-  checks.model(task.model, task.model.param_shapes(), task.x, task.y)
+  agreement.evaluation(
+    task.model,
+    task.model.param_shapes(),
+    metrics.loss,
+    (task.x, task.y),
+    agreement.example_of(task.train),
+  )
   _claim(task, folder)
   progress.say(screen, tasks.describe(task))
   saved = checkpoint.Checkpoints(
