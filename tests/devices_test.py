@@ -100,6 +100,7 @@ def test_sharded_equals_unsharded_in_single_precision(enable_x32):
   close(run(mesh_of((2, 1))), run(None), 1e-6)
 
 
+@pytest.mark.slow
 def test_groups_some_replayed_and_uploads_in_turn():
   groups = np.random.default_rng(1).random((7, 11)) < 0.3
   run = lambda mesh: fi.simulate(

@@ -130,6 +130,7 @@ def run(made, folder):
   report.write(folder)
 
 
+@pytest.mark.slow
 def test_a_finished_run_mends_its_logs_from_an_earlier_checkpoint(
   enable_x32, tmp_path, capsys
 ):

@@ -40,9 +40,10 @@ def make_task(names, *, exact):
   ("names", "exact", "shapes"),
   [
     ("both", False, [(1, 1), (8, 1), (4, 2)]),
-    pytest.param("truncated", True, [(1, 1), (4, 1)], marks=pytest.mark.slow),
+    ("truncated", True, [(1, 1), (4, 1)]),
   ],
 )
+@pytest.mark.slow
 def test_memory_falls_as_planned(enable_x32, names, exact, shapes):
   task = make_task(names, exact=exact)
   drawn = tasks.selected(task) > 0

@@ -76,6 +76,7 @@ def assert_same_influence(workdir, other):
   np.testing.assert_allclose(values, other_values, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_finds(tmp_path):
   one, two = tmp_path / "one", tmp_path / "two"
   finish(begin(one, count=1))

@@ -191,6 +191,7 @@ def files_of(folder):
   }
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_bytes(full, tmp_path):
   before = files_of(full)
   copy = shutil.copytree(full, tmp_path / "elsewhere")

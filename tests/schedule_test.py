@@ -69,6 +69,7 @@ def test_balanced_clients_train_in_one_wave():
   assert plan.padding == 0
 
 
+@pytest.mark.slow
 def test_setting_1_pads_less_than_a_third_in_a_handful_of_programs(
   compilations,
 ):

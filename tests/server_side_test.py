@@ -52,7 +52,10 @@ CURVATURES = {
 }
 
 
-@pytest.mark.parametrize("guard", ["none", "lwet_participant"])
+@pytest.mark.parametrize(
+  "guard",
+  ["none", pytest.param("lwet_participant", marks=pytest.mark.slow)],
+)
 def test_equals_the_clients_own_where_all_hold_the_same(guard):
   data, own = repeated_clients()
   # Such clients are worth nothing, unless a cohort is left empty without them.
@@ -77,8 +80,16 @@ TWINS = {
 }
 
 
-@pytest.mark.parametrize("guard", GUARDS)
-@pytest.mark.parametrize("groups", [False, True])
+@pytest.mark.parametrize(
+  ("guard", "groups"),
+  [
+    ("none", False),
+    ("lwet_participant", True),
+    pytest.param("lwet", False, marks=pytest.mark.slow),
+    pytest.param("lwet", True, marks=pytest.mark.slow),
+    pytest.param("lwet_participant", False, marks=pytest.mark.slow),
+  ],
+)
 def test_equals_its_literal_twin(guard, groups):
   model, data = cases.mlp()
   own = server_data()
@@ -126,7 +137,9 @@ def test_m_equal_steps_at_once_are_the_power_of_one():
       options = {"layerwise": layerwise, "spectrum": spectrum}
       steps, power = fi.fisher(**options), fi.fisher(**options, per="round")
       lost = [
-        c.lost(setup.descent, c.report(setup, still), eye)
+        jax.jit(
+          lambda c=c: c.lost(setup.descent, c.report(setup, still), eye)
+        )()
         for c in (steps, power)
       ]
       cases.close(*lost, rtol=0, atol=1e-10)
@@ -283,7 +296,7 @@ def test_nothing_is_uploaded():
 def test_distributed_and_stepwise_it_is_the_same():
   model, data = cases.mlp()
   own = server_data()
-  estimators = {"served " + n: e for n, e in SERVED.items()}
+  estimators = {"served " + n: SERVED[n] for n in ("ours", "matched")}
   options = {"estimators": estimators, "server_data": own}
   run = fi.simulate(model, data, FED, **options)
   mesh = jax.sharding.Mesh(
