@@ -371,12 +371,12 @@ X, Y = server_data()
 BAD = {
   "missing": ({}, "'ours' is server_side and needs server_data"),
   "shape": ({"server_data": (X[:, :3], Y)}, r"examples of shape \[3\]"),
-  "kind": ({"server_data": (X, Y + 0.5)}, "y is not|asks for one integer"),
-  "inputs": ({"server_data": (np.ones((20, 4), int), Y)}, "x holds int64"),
+  "kind": ({"server_data": (X, Y + 0.5)}, "server_data .*: y has examples of"),
+  "inputs": ({"server_data": (np.ones((20, 4), int), Y)}, r"\[4\], int64"),
   "label": ({"server_data": (X, Y + 5)}, "y has a label outside 0 … 2"),
-  "nan": ({"server_data": (X * np.nan, Y)}, "x has a value that is not finite"),
+  "nan": ({"server_data": (X * np.nan, Y)}, "not finite"),
   "few": ({"server_data": (X[:5], Y[:5])}, "has 5 examples; 'ours' draws 8"),
-  "no pair": ({"server_data": X}, "expected a pair"),
+  "no pair": ({"server_data": X}, r"must be a pair \(x, y\)"),
   "unused": (
     {"server_data": (X, Y), "estimators": {"paper": cases.FISHER}},
     "no estimator is server_side",

@@ -152,10 +152,11 @@ def sizes_of(
   gradient = jax.jit(jax.grad(loss)).lower(params, x, y).cost_analysis()
   typical = min(train.num_examples.mean(), fed.batch_size or math.inf)
   training = gradient["flops"] / largest * typical * fed.local_steps
-  uploads, propagations = _uploads(task, estimators, training)
+  num_params = sum(a.size for a in jax.tree.leaves(params))
+  uploads, propagations = _uploads(task, estimators, training, num_params)
   return Sizes(
     clients=train.num_clients,
-    params=sum(a.size for a in jax.tree.leaves(params)),
+    params=num_params,
     participants=fed.cohort_size,
     uploads=uploads,
     propagations=propagations,
@@ -171,17 +172,21 @@ def sizes_of(
   )
 
 
-def _uploads(task, estimators, training):
+def _uploads(task, estimators, training, num_params):
   """Returns bytes per kind of upload, and operations per estimator."""
   uploads, propagations = {}, []
   for estimator in estimators.values():
-    if estimator.curvature.interactive:  # Training's derivative, on every ε.
+    curvature = estimator.curvature
+    if curvature.interactive:  # Training's derivative, on every ε.
       propagations.append(2 * training)
+    elif curvature.serve is not None:  # 4 S P, once for all participants.
+      rows = curvature.num_samples or 0
+      propagations.append(4 * rows * num_params / task.fed.cohort_size)
     else:
       bytes_ = simulation.upload_bytes(
         task.model, task.train, task.fed, estimator
       )
-      uploads[estimator.curvature.key] = bytes_
+      uploads[curvature.key] = bytes_
       item = task.train.x.dtype.itemsize
       propagations.append(4 * bytes_ / item)  # 4 m S P
   return tuple(b for b in uploads.values() if b), tuple(propagations)

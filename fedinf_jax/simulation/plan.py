@@ -13,6 +13,7 @@ from fedinf_jax import fedavg
 from fedinf_jax import federation
 from fedinf_jax import influence
 from fedinf_jax import memory
+from fedinf_jax import metrics
 from fedinf_jax import removals
 from fedinf_jax import rng
 from fedinf_jax import types
@@ -78,7 +79,7 @@ def request(
   seed = checks.seed(seed)
   estimators = check_estimators(estimators)
   shapes = agreement.training(model, data, fed)
-  server = _server_examples(server_data, data, estimators)
+  server = _server_examples(server_data, data, estimators, model, shapes)
   setup = federation.setup(
     model, fed, estimators, shapes, int(data.num_examples.max())
   )
@@ -99,7 +100,7 @@ def request(
   )
 
 
-def _server_examples(server_data, data, estimators):
+def _server_examples(server_data, data, estimators, model, shapes):
   """Returns the server's own examples; None where nobody asks for them."""
   serving = {n: e for n, e in estimators.items() if e.curvature.serve}
   if server_data is None:
@@ -113,26 +114,25 @@ def _server_examples(server_data, data, estimators):
     raise ValueError(
       "server_data is given, but no estimator is server_side(curvature)"
     )
-  own = federated.FederatedData.from_clients(
-    {"server_data": server_data}, num_classes=data.num_classes
-  )
-  for field, mine, theirs in (("x", own.x, data.x), ("y", own.y, data.y)):
-    if mine.shape[1:] != theirs.shape[1:] or mine.dtype.kind != (
-      theirs.dtype.kind
-    ):
-      raise ValueError(
-        f"server_data: {field} holds {mine.dtype} examples of shape"
-        f" {list(mine.shape[1:])}; the clients' are {theirs.dtype} of shape"
-        f" {list(theirs.shape[1:])}"
-      )
+  try:
+    x, y = server_data
+    x, y = agreement.evaluation(
+      model, shapes, metrics.loss, (x, y), agreement.example_of(data)
+    )
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      f"server_data must be a pair (x, y) like the clients' examples: {error}"
+    ) from error
   for name, e in serving.items():
     wanted = e.curvature.num_samples
-    if wanted is not None and len(own.x) < wanted:
+    if wanted is not None and len(x) < wanted:
       raise ValueError(
-        f"server_data has {len(own.x)} examples; {name!r} draws {wanted} of"
-        " them per round. Give more, or num_examples="
+        f"server_data has {len(x)} examples; {name!r} draws {wanted} of them"
+        " per round. Give more, or num_examples="
       )
-  return on_device.alone(own.x.astype(data.x.dtype), own.y.astype(data.y.dtype))
+  return on_device.alone(
+    np.asarray(x, data.x.dtype), np.asarray(y, data.y.dtype)
+  )
 
 
 def check_estimators(estimators: Any) -> dict[str, influence.Estimator]:
