@@ -16,6 +16,11 @@ class Part(NamedTuple):
 
 
 _OURS = {"labels": "sampled", "layerwise": False}
+# Drawn by the server from its own examples, afresh in each round.
+_SERVER = Part(
+  fi.fisher,
+  {**_OURS, "num_samples": 200, "spectrum": "relu", "per": "round"},
+)
 _NO_GUARD = Part(fi.no_guard, {})
 _LWET = Part(fi.lwet, {})
 
@@ -51,6 +56,12 @@ SPECS = {
     Part(fi.lowrank_hessian, {"rank": 50, "per": "round", "spectrum": "relu"}),
     _NO_GUARD,
   ),
+  # Nothing uploaded; they need --config.server_examples.
+  "server": (Part(fi.server_side, {"curvature": _SERVER}), _NO_GUARD),
+  "matched": (
+    Part(fi.server_side, {"curvature": _SERVER, "match": True}),
+    _NO_GUARD,
+  ),
   "difference": (Part(fi.exact_difference, {}), _NO_GUARD),
   "truncated": (Part(fi.truncated, {}), _NO_GUARD),
 }
@@ -64,14 +75,24 @@ def build(names: str) -> dict[str, influence.Estimator]:
       raise ValueError(
         f"estimators: {name!r} is unknown; there are {', '.join(SPECS)}"
       )
-  make = lambda part: part.function(**part.arguments)
-  return {name: fi.estimator(*map(make, SPECS[name])) for name in wanted}
+  return {name: fi.estimator(*map(_make, SPECS[name])) for name in wanted}
 
 
 def describe(name: str) -> str:
   """Returns what an estimator is made of, as one would write it."""
-  return " + ".join(
-    f"{part.function.__name__}"
-    f"({', '.join(f'{k}={v!r}' for k, v in part.arguments.items())})"
-    for part in SPECS[name]
+  return " + ".join(map(_words, SPECS[name]))
+
+
+def _make(part):
+  made = {
+    k: _make(v) if isinstance(v, Part) else v for k, v in part.arguments.items()
+  }
+  return part.function(**made)
+
+
+def _words(part):
+  arguments = (
+    _words(v) if isinstance(v, Part) else f"{k}={v!r}"
+    for k, v in part.arguments.items()
   )
+  return f"{part.function.__name__}({', '.join(arguments)})"

@@ -64,7 +64,13 @@ def check(config: ml_collections.ConfigDict):
   _fed(config)
   model = _MODELS[config.model.kind](config.model, 60, 5)
   recipe_keys.check_memory(config, memory.tree_bytes(model.param_shapes()))
-  named.build(config.estimators)
+  estimators = named.build(config.estimators)
+  serving = [n for n, e in estimators.items() if e.curvature.serve is not None]
+  if serving and not config.server_examples:
+    raise ValueError(
+      f"estimators: {serving[0]!r} needs examples of the server's own; set"
+      " --config.server_examples to their number"
+    )
   exact_rows(config.exact, config.data.num_clients, config.seed)
   if _mesh(config) != "auto":
     # To count the devices would start JAX before other processes can join.
@@ -98,6 +104,7 @@ def build(
   read = _READERS[config.data.kind]
   train, x, y, source = read(config, data_dir)
   train, bad = _corrupted(train, config.corrupt, config.seed)
+  server, x, y = _server_part(config, x, y)
   estimators = named.build(config.estimators)
   recipe = {k: v for k, v in config.to_dict().items() if k != "mesh"}
   return tasks.Task(
@@ -108,6 +115,7 @@ def build(
     train=train,
     x=x,
     y=y,
+    server_data=server,
     fed=_fed(config),
     recipe=recipe,
     estimators=estimators,
@@ -135,6 +143,20 @@ def exact_rows(exact: str, num_clients: int, seed: int):
     )
   draw = np.random.default_rng(seed)
   return sorted(draw.permutation(num_clients)[: int(exact)].tolist())
+
+
+def _server_part(config, x, y):
+  """Splits held-out examples: those of the server, and those to test on."""
+  count = config.server_examples
+  if count >= len(x):
+    raise ValueError(
+      f"server_examples is {count}; there are {len(x)} held-out examples, and"
+      " some must be left to test on"
+    )
+  order = np.random.default_rng([config.seed, 5]).permutation(len(x))
+  own, rest = np.sort(order[:count]), np.sort(order[count:])
+  server = (x[own], y[own]) if count else None
+  return server, x[rest], y[rest]
 
 
 def _mesh(config):

@@ -328,3 +328,27 @@ def test_a_damaged_npz_is_refused(writers, tmp_path, change):
   np.savez(tmp_path / "bad.npz", **arrays)
   with pytest.raises(ValueError, match=r"bad\.npz|outside 0"):
     fi.data.femnist.from_npz(tmp_path / "bad.npz")
+
+
+def test_the_server_s_examples_are_no_test_examples():
+  config = small(quickstart, num_clients=60)
+  config.mesh = "none"
+  config.estimators = "both"
+  everything = recipes.build("test", config, None)
+  assert everything.server_data is None
+  config.server_examples, config.estimators = 200, "both,server,matched"
+  task = recipes.build("test", config, None)
+  x, y = task.server_data
+  assert len(x) == len(y) == 200
+  assert len(task.x) == len(everything.x) - 200
+  rows = lambda *parts: {row.tobytes() for part in parts for row in part}
+  assert rows(task.x, x) == rows(everything.x)
+  assert not rows(task.x) & rows(x)
+  assert tasks.digest(task) != tasks.digest(everything)
+  tasks.simulator(task)  # It takes them.
+  config.server_examples = 0
+  with pytest.raises(ValueError, match="'server' needs examples of the server"):
+    recipes.check(config)
+  config.server_examples = 10**6
+  with pytest.raises(ValueError, match="some must be left to test on"):
+    recipes.build("test", config, None)

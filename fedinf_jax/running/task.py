@@ -32,6 +32,9 @@ class Task(NamedTuple):
   x: np.ndarray  # [N, ...] test inputs
   y: np.ndarray  # [N] test labels
   fed: fedavg.FedAvg
+  server_data: tuple[np.ndarray, np.ndarray] | None = (
+    None  # of the server's own
+  )
   recipe: Mapping[str, Any] = _NOTHING  # what config.json says under "config"
   estimators: Mapping[str, influence.Estimator] = _NOTHING
   descriptions: Mapping[str, str] = _NOTHING  # of the estimators, in words
@@ -59,11 +62,14 @@ def lower(task: Task) -> jax.stages.Lowered:
 
 
 def _options(task):
+  estimators = task.estimators.values()
+  serving = any(e.curvature.serve is not None for e in estimators)
   return {
     "estimators": dict(task.estimators),
     "exact": task.exact,
     "seed": task.seed,
     "mesh": task.mesh,
+    "server_data": task.server_data if serving else None,
   }
 
 
@@ -89,9 +95,12 @@ def about(task: Task) -> records.About:
 def describe(task: Task) -> str:
   """Says what is about to run, in words."""
   train, fed = task.train, task.fed
+  server = ""
+  if task.server_data is not None:
+    server = f", {len(task.server_data[0]):,} of the server's own"
   return (
     f"{task.name}: {task.source}: {train.num_clients} clients,"
-    f" {len(train.x):,} training and {len(task.x):,} test examples;"
+    f" {len(train.x):,} training and {len(task.x):,} test examples{server};"
     f" {fed.rounds} rounds of {fed.cohort_size} participants;"
     f" {jax.device_count()} {jax.devices()[0].platform} device(s)"
   )
@@ -101,7 +110,8 @@ def digest(task: Task) -> str:
   """Returns a fingerprint of the data."""
   made = hashlib.blake2b(digest_size=16)
   train = task.train
-  for a in (train.x, train.y, train.num_examples, task.x, task.y):
+  server = task.server_data or ()
+  for a in (train.x, train.y, train.num_examples, task.x, task.y, *server):
     made.update(f"{a.dtype} {a.shape}".encode())
     made.update(np.ascontiguousarray(a))
   made.update("\n".join(map(str, train.ids)).encode())
