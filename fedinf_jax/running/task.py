@@ -32,9 +32,7 @@ class Task(NamedTuple):
   x: np.ndarray  # [N, ...] test inputs
   y: np.ndarray  # [N] test labels
   fed: fedavg.FedAvg
-  server_data: tuple[np.ndarray, np.ndarray] | None = (
-    None  # of the server's own
-  )
+  server_data: tuple[np.ndarray, np.ndarray] | None = None  # the server's own
   recipe: Mapping[str, Any] = _NOTHING  # what config.json says under "config"
   estimators: Mapping[str, influence.Estimator] = _NOTHING
   descriptions: Mapping[str, str] = _NOTHING  # of the estimators, in words
