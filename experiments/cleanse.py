@@ -24,6 +24,7 @@ from fedinf_jax import report
 from fedinf_jax.running import lock
 from fedinf_jax.running import progress
 from fedinf_jax.running import records
+from fedinf_jax.running import task as tasks
 
 _WORKDIR = flags.DEFINE_string("workdir", "runs/quickstart", "A finished run.")
 _DATA_DIR = launch.define_data_dir()
@@ -56,7 +57,7 @@ def cleanse(folder: pathlib.Path):
   round_ = _ROUND.value or recipe["cleanse_round"]
   task = cleansing.load(folder, _DATA_DIR.value)
   state = cleansing.state_at(folder, task, round_)
-  half = cleansing.halves(task, task.seed)
+  half = tasks.halves(task)
   run = fi.Run.of(task.model, state)
   ways = {
     "held_out": cleansing.scores(run, task, half.validation, of),

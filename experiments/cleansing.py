@@ -24,13 +24,6 @@ from fedinf_jax.running import workdir
 POINTS = 10  # Points of a curve.
 
 
-class Halves(NamedTuple):
-  """The test set in two: one part to choose clients by, one to score on."""
-
-  validation: np.ndarray  # int, rows of the test set
-  test: np.ndarray
-
-
 class Curve(NamedTuple):
   """How a training continued, on the whole test set and on its test half."""
 
@@ -85,13 +78,6 @@ def state_at(folder: pathlib.Path, task: tasks.Task, round_: int):
   return state
 
 
-def halves(task: tasks.Task, seed: int) -> Halves:
-  """Cuts the test set in two at random."""
-  order = np.random.default_rng([seed, 4]).permutation(len(task.x))
-  middle = len(order) // 2
-  return Halves(np.sort(order[:middle]), np.sort(order[middle:]))
-
-
 def scores(run: fi.Run, task, rows, of: str) -> dict[str, np.ndarray]:
   """Returns FIL and −FIA of every client on some rows: higher is helpful.
 
@@ -112,7 +98,9 @@ def scores(run: fi.Run, task, rows, of: str) -> dict[str, np.ndarray]:
   return found
 
 
-def trainer(task: tasks.Task, half: Halves, seed: int) -> Callable[..., Curve]:
+def trainer(
+  task: tasks.Task, half: tasks.Halves, seed: int
+) -> Callable[..., Curve]:
   """Builds the training that continues without some clients.
 
   Returns:

@@ -27,7 +27,7 @@ def debug(
   """
   trained = loop.train(task, folder, screen, loop.Saving())
   finishing.finish(task, folder, trained)
-  half = cleansing.halves(task, task.seed)
+  half = tasks.halves(task)
   scores = _scores(task, trained, half, sweeps)
   positions = task.train.positions(task.bad)
   bad = np.isin(np.arange(task.train.num_clients), positions)

@@ -1,4 +1,7 @@
-"""The estimators that recipes name, and what each is made of."""
+"""The estimators that recipes name, and what each is made of.
+
+A number after @ is another rank, or number of sampled gradients: `server@600`.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -68,19 +71,46 @@ SPECS = {
 
 
 def build(names: str) -> dict[str, influence.Estimator]:
-  """Builds estimators from a list such as "both,relu"; "" is none."""
+  """Builds estimators from a list such as "both,relu@100"; "" is none."""
   wanted = [name.strip() for name in names.split(",") if name.strip()]
-  for name in wanted:
-    if name not in SPECS:
-      raise ValueError(
-        f"estimators: {name!r} is unknown; there are {', '.join(SPECS)}"
-      )
-  return {name: fi.estimator(*map(_make, SPECS[name])) for name in wanted}
+  return {name: fi.estimator(*map(_make, _parts(name))) for name in wanted}
 
 
 def describe(name: str) -> str:
   """Returns what an estimator is made of, as one would write it."""
-  return " + ".join(map(_words, SPECS[name]))
+  return " + ".join(map(_words, _parts(name)))
+
+
+def _parts(name):
+  """Returns (curvature, guard) of "relu", or of "relu@100" with 100 samples."""
+  base, at, size = name.partition("@")
+  if base not in SPECS:
+    raise ValueError(
+      f"estimators: {base!r} is unknown; there are {', '.join(SPECS)}"
+    )
+  curvature, guard = SPECS[base]
+  if at:
+    if not size.isdecimal() or int(size) < 1:
+      raise ValueError(
+        f"estimators: {name!r}; after @ there must be a number of at least 1"
+      )
+    curvature = _sized(name, curvature, int(size))
+  return curvature, guard
+
+
+def _sized(name, part, size):
+  """Returns a curvature with another rank, or number of sampled gradients."""
+  arguments = part.arguments
+  if "curvature" in arguments:
+    inner = _sized(name, arguments["curvature"], size)
+    return part._replace(arguments={**arguments, "curvature": inner})
+  if "rank" in arguments:
+    return part._replace(arguments={**arguments, "rank": size})
+  if part.function is fi.fisher:
+    return part._replace(arguments={**arguments, "num_samples": size})
+  raise ValueError(
+    f"estimators: {name!r}; this estimator has neither samples nor a rank"
+  )
 
 
 def _make(part):

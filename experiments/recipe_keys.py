@@ -59,6 +59,7 @@ class Widths(NamedTuple):
 KEYS = {
   "seed": Whole(0),
   "server_examples": Whole(0),
+  "server_from": Words(),
   "scale": Real(),
   "data.kind": Words(),
   "data.num_clients": Whole(),

@@ -40,6 +40,9 @@ def scaled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     config.data.num_clients = shrink(config.data.num_clients, least)
     config.evaluate_every = shrink(config.evaluate_every, 1)
     config.cleanse_round = shrink(config.cleanse_round, 1)
+    config.server_examples = shrink(
+      config.server_examples, min(10, config.server_examples)
+    )
     if config.data.kind != "synthetic":
       config.data.examples = shrink(config.data.examples, 5)
       config.data.test_examples = shrink(config.data.test_examples, 20)
@@ -60,6 +63,7 @@ def check(config: ml_collections.ConfigDict):
         f"corrupt.fraction is {config.corrupt.fraction}; it must lie between 0"
         " and 1"
       )
+  checks.one_of("server_from", config.server_from, tuple(SERVER_FROM))
   checks.seed(config.seed)
   _fed(config)
   model = _MODELS[config.model.kind](config.model, 60, 5)
@@ -146,7 +150,12 @@ def exact_rows(exact: str, num_clients: int, seed: int):
 
 
 def _server_part(config, x, y):
-  """Splits held-out examples: those of the server, and those to test on."""
+  """Takes the server's examples for curvature from the held-out ones.
+
+  Returns:
+    Those of the server, and what is left to measure influence on. That is the
+    same wherever the server's examples are from.
+  """
   count = config.server_examples
   if count >= len(x):
     raise ValueError(
@@ -155,8 +164,35 @@ def _server_part(config, x, y):
     )
   order = np.random.default_rng([config.seed, 5]).permutation(len(x))
   own, rest = np.sort(order[:count]), np.sort(order[count:])
-  server = (x[own], y[own]) if count else None
+  server = None
+  if count:
+    server = SERVER_FROM[config.server_from](config, x[own], y[own])
   return server, x[rest], y[rest]
+
+
+def _held_out(config, x, y):
+  del config
+  return x, y
+
+
+def _skewed(config, x, y):
+  """Keeps the lower half of the classes, of what the server would have."""
+  del config
+  kept = y <= np.median(y)
+  return x[kept], y[kept]
+
+
+def _stand_in(config, x, y):
+  """Makes as many examples of another population: public data, say."""
+  if config.data.kind == "synthetic":
+    count = min(200, config.data.num_clients)
+    others = fi.data.synthetic(num_clients=count, seed=config.seed)
+  else:
+    others = fi.data.glyphs(20, math.ceil(len(x) / 20), seed=config.seed + 1)
+  pool, labels = others.pooled()
+  some = np.random.default_rng([config.seed, 6]).permutation(len(pool))
+  some = some[: len(x)]
+  return pool[some].astype(x.dtype), labels[some].astype(y.dtype)
 
 
 def _mesh(config):
@@ -296,6 +332,8 @@ def _corrupted(train, corrupt, seed):
   return CORRUPTIONS[corrupt.kind](train, count, seed=seed)
 
 
+# Where the server's examples are from.
+SERVER_FROM = {"held_out": _held_out, "skewed": _skewed, "stand_in": _stand_in}
 _READERS = {
   "synthetic": _synthetic,
   "femnist_iid": _iid,

@@ -15,6 +15,7 @@ def get_config():
   config.data.num_clients = 200
   config.fed.rounds = 100
   config.fed.learning_rate = 0.03  # A tenth of the rounds, ten times the step.
+  config.server_examples = 800
   config.evaluate_every = 5
   config.cleanse_round = 70
   return config

@@ -33,8 +33,10 @@ def get_config():
         "batch_size": 0,  # 0: all examples of a client in every step.
       },
       "estimators": "both,relu",  # Names of experiments/estimators.py.
-      # Held-out examples that the server has for curvature, not for testing.
-      "server_examples": 0,
+      # Of the held-out examples these are the server's, for curvature; half of
+      # the others are for validation, half for testing.
+      "server_examples": 3000,
+      "server_from": "held_out",  # Or skewed, stand_in: other examples instead.
       "exact": "all",  # Clients to replay: all, none or a number.
       "evaluate_every": 25,
       "mesh": "auto",  # Devices: auto, none, N, or NxM (removals x parameters).

@@ -29,8 +29,8 @@ class Task(NamedTuple):
   name: str  # of the recipe
   model: types_.Model
   train: federated.FederatedData
-  x: np.ndarray  # [N, ...] test inputs
-  y: np.ndarray  # [N] test labels
+  x: np.ndarray  # [N, ...] held-out inputs, on which influence is measured
+  y: np.ndarray  # [N] their labels
   fed: fedavg.FedAvg
   server_data: tuple[np.ndarray, np.ndarray] | None = None  # the server's own
   recipe: Mapping[str, Any] = _NOTHING  # what config.json says under "config"
@@ -45,6 +45,20 @@ class Task(NamedTuple):
   source: str = ""  # where the data are from, in words
   stand_in: bool = False  # the data stand in for those of the paper
   bad: tuple = ()  # ids of clients that were corrupted on purpose
+
+
+class Halves(NamedTuple):
+  """What influence is measured on, in two parts."""
+
+  validation: np.ndarray  # int, rows of x: clients are chosen by these
+  test: np.ndarray  # int, rows of x: and what comes of it is scored on these
+
+
+def halves(task: Task) -> Halves:
+  """Cuts what influence is measured on into validation and test, at random."""
+  order = np.random.default_rng([task.seed, 4]).permutation(len(task.x))
+  middle = len(order) // 2
+  return Halves(np.sort(order[:middle]), np.sort(order[middle:]))
 
 
 def simulator(task: Task) -> simulation.Simulator:
@@ -93,12 +107,12 @@ def about(task: Task) -> records.About:
 def describe(task: Task) -> str:
   """Says what is about to run, in words."""
   train, fed = task.train, task.fed
-  server = ""
+  parts = [f"{len(a):,} {name}" for name, a in halves(task)._asdict().items()]
   if task.server_data is not None:
-    server = f", {len(task.server_data[0]):,} of the server's own"
+    parts.insert(0, f"{len(task.server_data[0]):,} curvature (the server's)")
   return (
     f"{task.name}: {task.source}: {train.num_clients} clients,"
-    f" {len(train.x):,} training and {len(task.x):,} test examples{server};"
+    f" {len(train.x):,} training examples; held out: {', '.join(parts)};"
     f" {fed.rounds} rounds of {fed.cohort_size} participants;"
     f" {jax.device_count()} {jax.devices()[0].platform} device(s)"
   )
