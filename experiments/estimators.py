@@ -62,7 +62,10 @@ SPECS = {
   # Nothing uploaded; they need --config.server_examples.
   "server": (Part(fi.server_side, {"curvature": _SERVER}), _NO_GUARD),
   "matched": (
-    Part(fi.server_side, {"curvature": _SERVER, "match": True}),
+    Part(
+      fi.server_side,
+      {"curvature": _SERVER, "num_examples": 1000, "match": True},
+    ),
     _NO_GUARD,
   ),
   "difference": (Part(fi.exact_difference, {}), _NO_GUARD),
@@ -70,18 +73,28 @@ SPECS = {
 }
 
 
-def build(names: str) -> dict[str, influence.Estimator]:
-  """Builds estimators from a list such as "both,relu@100"; "" is none."""
+def build(
+  names: str, server_examples: int | None = None
+) -> dict[str, influence.Estimator]:
+  """Builds estimators from a list such as "both,relu@100"; "" is none.
+
+  Args:
+    names: separated by commas.
+    server_examples: how many the server has; it cannot draw more.
+  """
   wanted = [name.strip() for name in names.split(",") if name.strip()]
-  return {name: fi.estimator(*map(_make, _parts(name))) for name in wanted}
+  return {
+    name: fi.estimator(*map(_make, _parts(name, server_examples)))
+    for name in wanted
+  }
 
 
-def describe(name: str) -> str:
+def describe(name: str, server_examples: int | None = None) -> str:
   """Returns what an estimator is made of, as one would write it."""
-  return " + ".join(map(_words, _parts(name)))
+  return " + ".join(map(_words, _parts(name, server_examples)))
 
 
-def _parts(name):
+def _parts(name, server_examples):
   """Returns (curvature, guard) of "relu", or of "relu@100" with 100 samples."""
   base, at, size = name.partition("@")
   if base not in SPECS:
@@ -95,22 +108,38 @@ def _parts(name):
         f"estimators: {name!r}; after @ there must be a number of at least 1"
       )
     curvature = _sized(name, curvature, int(size))
+  if server_examples is not None and curvature.function is fi.server_side:
+    curvature = _at_most(curvature, server_examples)
   return curvature, guard
 
 
 def _sized(name, part, size):
   """Returns a curvature with another rank, or number of sampled gradients."""
   arguments = part.arguments
-  if "curvature" in arguments:
-    inner = _sized(name, arguments["curvature"], size)
-    return part._replace(arguments={**arguments, "curvature": inner})
-  if "rank" in arguments:
-    return part._replace(arguments={**arguments, "rank": size})
-  if part.function is fi.fisher:
-    return part._replace(arguments={**arguments, "num_samples": size})
-  raise ValueError(
-    f"estimators: {name!r}; this estimator has neither samples nor a rank"
-  )
+  if part.function is fi.server_side:
+    changed = {"curvature": _sized(name, arguments["curvature"], size)}
+    if "num_examples" in arguments:
+      changed["num_examples"] = max(size, arguments["num_examples"])
+  elif "rank" in arguments:
+    changed = {"rank": size}
+  elif part.function is fi.fisher:
+    changed = {"num_samples": size}
+  else:
+    raise ValueError(
+      f"estimators: {name!r}; this estimator has neither samples nor a rank"
+    )
+  return part._replace(arguments={**arguments, **changed})
+
+
+def _at_most(part, count):
+  """Returns a server-side curvature that draws no more examples than these."""
+  less = {
+    k: min(v, count) if k in ("num_samples", "num_examples") else v
+    for k, v in part.arguments.items()
+  }
+  if "curvature" in less:
+    less["curvature"] = _at_most(less["curvature"], count)
+  return part._replace(arguments=less)
 
 
 def _make(part):

@@ -109,7 +109,8 @@ def build(
   train, x, y, source = read(config, data_dir)
   train, bad = _corrupted(train, config.corrupt, config.seed)
   server, x, y = _server_part(config, x, y)
-  estimators = named.build(config.estimators)
+  pool = len(server[0]) if server else None
+  estimators = named.build(config.estimators, pool)
   recipe = {k: v for k, v in config.to_dict().items() if k != "mesh"}
   return tasks.Task(
     name=name,
@@ -123,7 +124,7 @@ def build(
     fed=_fed(config),
     recipe=recipe,
     estimators=estimators,
-    descriptions={n: named.describe(n) for n in estimators},
+    descriptions={n: named.describe(n, pool) for n in estimators},
     exact=exact_rows(config.exact, train.num_clients, config.seed),
     seed=config.seed,
     mesh=mesh,

@@ -8,6 +8,9 @@ comes nearest to it,
 
 stand for the participant's data. All participants share the rows G; with
 X = GGᵀ each has a core C_k of its own: P_k = I − Gᵀ C_k G.
+
+Mixtures are sparse, so many candidates and few rows go together: a first, rough
+solution over all examples of the round picks those of the largest weights.
 """
 
 import functools
@@ -26,6 +29,7 @@ from fedinf_jax.linalg import low_rank
 from fedinf_jax.linalg import spectra
 
 STEPS, RESTART = 400, 100  # Of the solver, in all and before it starts afresh.
+FIRST = 100  # Steps by which candidates are chosen.
 
 
 class Mixtures(NamedTuple):
@@ -37,7 +41,9 @@ class Mixtures(NamedTuple):
   residual: jax.Array | None  # [B], ‖Σ_z ω_z g_z − target‖ / ‖target‖
 
 
-def simplex_weights(gram: jax.Array, targets: jax.Array) -> jax.Array:
+def simplex_weights(
+  gram: jax.Array, targets: jax.Array, steps: int = STEPS
+) -> jax.Array:
   """Minimises ½ωᵀXω − bᵀω over ω >= 0, Σω = 1, for many b at once.
 
   Accelerated mirror descent with the entropy as its distance: weights stay
@@ -46,6 +52,7 @@ def simplex_weights(gram: jax.Array, targets: jax.Array) -> jax.Array:
   Args:
     gram: X, [S, S].
     targets: b, [B, S].
+    steps: how many.
 
   Returns:
     ω, [B, S].
@@ -65,7 +72,7 @@ def simplex_weights(gram: jax.Array, targets: jax.Array) -> jax.Array:
     return ((1 - theta) * x + theta * jnp.exp(log_z), log_z), None
 
   start = jnp.full_like(targets, 1 / targets.shape[1])
-  (x, _), _ = lax.scan(step, (start, jnp.log(start)), jnp.arange(STEPS))
+  (x, _), _ = lax.scan(step, (start, jnp.log(start)), jnp.arange(steps))
   return x
 
 
@@ -104,7 +111,10 @@ def fields(curvature: wall.Curvature) -> dict:
 
   return {
     "make": functools.partial(
-      _mixtures, curvature.layerwise, curvature.options
+      _mixtures,
+      curvature.layerwise,
+      curvature.options,
+      curvature.num_samples,
     ),
     "absorb": functools.partial(_absorb, curvature.layerwise),
     "lost": _refuse,
@@ -117,7 +127,7 @@ def _refuse(descent, report, eps):
   raise ValueError("a matched curvature is absorbed for all participants")
 
 
-def _mixtures(layerwise, options, setup, client, updates):
+def _mixtures(layerwise, options, num_rows, setup, client, updates):
   """Makes the report: rows, and a core per participant."""
   size = setup.max_examples
   step = jnp.int32(0), client.start
@@ -131,11 +141,14 @@ def _mixtures(layerwise, options, setup, client, updates):
   targets = jax.tree.map(
     lambda a: -(unit / (eta * power)) * a.reshape(len(a), -1), updates
   )
-  dots = lambda a, b: sum(
-    low_rank.matmul(x, y.T)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-  )
-  weights = simplex_weights(dots(observed, observed), dots(targets, observed))
+  gram, dots = _products(observed, observed), _products(targets, observed)
+  if num_rows < size:
+    chosen = _candidates(gram, dots, num_rows)
+    gram, dots = gram[chosen][:, chosen], dots[:, chosen]
+    observed, rows = (
+      jax.tree.map(lambda g: g[chosen], a) for a in (observed, rows)
+    )
+  weights = simplex_weights(gram, dots)
   mixed = jax.tree.map(lambda g: low_rank.matmul(weights, g), observed)
   norm = lambda a: jnp.sqrt(tree.layer_dots(a, a).sum(1))
   size_of_target = norm(targets)
@@ -148,6 +161,22 @@ def _mixtures(layerwise, options, setup, client, updates):
     residual=norm(tree.subtract(mixed, targets))
     / jnp.where(size_of_target > 0, size_of_target, 1),
   )
+
+
+def _products(a, b):
+  """Returns the products of all rows of a with all of b."""
+  pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+  return sum(low_rank.matmul(x, y.T) for x, y in pairs)
+
+
+def _candidates(gram, dots, num_rows):
+  """Returns the examples of the largest weights, equally many of each mixture.
+
+  An example that two participants want comes twice, which changes nothing.
+  """
+  rough = simplex_weights(gram, dots, FIRST)
+  each = max(1, num_rows // len(dots))
+  return lax.top_k(rough, each)[1].reshape(-1)
 
 
 def _one_core(layerwise, options, setup, client, updates):

@@ -43,7 +43,8 @@ def server_side(
       round; None: as many as the curvature samples, or all.
     match: a P_k of its own for every participant, as the mixture of the
       server's examples whose gradient reproduces the participant's update.
-      Needs `fisher(..., per="round")`.
+      Of `num_examples` candidates those that mixtures need most are kept, as
+      many as the curvature samples. Needs `fisher(..., per="round")`.
   """
   if not isinstance(curvature, wall.Curvature) or curvature.serve is not None:
     raise ValueError(
