@@ -19,7 +19,7 @@ from fedinf_jax import removals
 from fedinf_jax import rng
 from fedinf_jax import tree
 from fedinf_jax import types
-from fedinf_jax.curvature import matching
+from fedinf_jax.curvature import cores
 from fedinf_jax.curvature import wall
 from fedinf_jax.data import on_device
 
@@ -57,17 +57,22 @@ def server_side(
     checks.positive_integer("num_examples", num_examples)
   checks.boolean("match", match)
   if match:
-    fields = matching.fields(curvature)
-  elif matching.has_cores(curvature):
-    fields = matching.shared_fields(curvature)
+    fields = cores.fields(curvature)
+  elif cores.has_cores(curvature):
+    fields = cores.shared_fields(curvature)
   else:
     fields = _shared(curvature)
   make = fields.pop("make")
 
-  def serve(setup, server, params, updates, draws):
+  def serve(setup, server, params, participants, draws):
     own = _setup(setup, server, num_examples)
     client = _stand_in(own, curvature, server, params, draws)
-    return make(own, client, updates)
+    if setup.fed.batch_size is not None:
+      # An update is the mean over so many examples, not over all.
+      most = setup.fed.local_steps * setup.fed.batch_size
+      counts = jnp.minimum(participants.counts, most)
+      participants = participants._replace(counts=counts)
+    return make(own, client, participants)
 
   return curvature._replace(
     name=f"server_side({curvature.name})",
@@ -116,8 +121,8 @@ def _stand_in(
 def _shared(curvature):
   """Returns the fields of a curvature with one P for all participants."""
 
-  def make(setup, client, updates):
-    del updates
+  def make(setup, client, participants):
+    del participants
     return curvature.report(setup, client)
 
   def lost(descent, report, eps):

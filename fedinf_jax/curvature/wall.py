@@ -55,6 +55,13 @@ class Client(NamedTuple):
     return jax.tree.map(lambda a: a[0], self.iterates)
 
 
+class Participants(NamedTuple):
+  """What any server has of the participants of a round."""
+
+  updates: types.Params  # w_{t,m}^k − w_{t-1}, leaves [B, ...]
+  counts: jax.Array  # n_k, int [B]
+
+
 class Answer(NamedTuple):
   """What an interactive participant, sent every ε, sends back."""
 
@@ -136,8 +143,8 @@ class Curvature(NamedTuple):
   sampled: bool = False  # reads a few examples, however many the client has
   first_step_only: bool = False  # reads the first iterate, w_{t-1}, alone
   num_samples: int | None = None  # examples that it reads; None: all
-  # serve(setup, server, params, updates, draws) -> a report by the server, from
-  # examples of its own; None: participants report.
+  # serve(setup, server, params, participants, draws) -> a report by the server,
+  # from examples of its own; None: participants report.
   serve: Callable[..., Any] | None = None
   matched: bool = False  # its reports say how well updates were reproduced
   options: Hashable = None  # what it was made with, where others ask for it

@@ -19,6 +19,7 @@ from fedinf_jax import influence
 from fedinf_jax import removals
 from fedinf_jax import rng
 from fedinf_jax import tree
+from fedinf_jax.curvature import wall
 from fedinf_jax.data import on_device
 from fedinf_jax.simulation import devices
 from fedinf_jax.simulation import exchange
@@ -240,6 +241,7 @@ def _serve_all(stages, state, inputs, cohort, so_far, updates):
   """
   draws = rng.server_draws(*cohort.draws)
   clients = cohort.waves.reshape(-1)
+  participants = wall.Participants(updates, cohort.counts.reshape(-1))
   served, residuals = {}, dict(state.residuals)
   for name, serve in stages.serve.items():
     served[name], found = serve(
@@ -247,7 +249,7 @@ def _serve_all(stages, state, inputs, cohort, so_far, updates):
       so_far[name],
       cohort.attendance,
       state.params,
-      updates,
+      participants,
       inputs.server,
       draws,
     )

@@ -217,10 +217,10 @@ def _serve(choices, name, e):
   """Builds the sequential influence by the server's own curvature."""
   setup, layout = choices.setup, choices.layout
 
-  def serve(eps, so_far, attendance, params, updates, server, draws):
+  def serve(eps, so_far, attendance, params, participants, server, draws):
     hits = layout.own_removals(name, attendance.hits)
     attendance = attendance._replace(hits=hits)
-    report = e.curvature.serve(setup, server, params, updates, draws)
+    report = e.curvature.serve(setup, server, params, participants, draws)
     so_far = e.absorb(setup.descent, eps, so_far, report, attendance)
     return so_far, report.residual if e.curvature.matched else None
 
