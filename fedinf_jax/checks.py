@@ -1,5 +1,6 @@
 """Checks of what a user hands in: each error names what is wrong."""
 
+from collections.abc import Callable
 from collections.abc import Collection
 from typing import Any
 
@@ -37,13 +38,37 @@ def seed(seed: Any) -> int:
   return int(seed)
 
 
-def number(name: str, value: Any) -> float:
-  """Returns a real number, which may be NaN: the caller knows its range."""
+def number(
+  name: str, value: Any, must: str, holds: Callable[[float], bool]
+) -> float:
+  """Returns a real number within its range.
+
+  Args:
+    name: what it is, to begin a message with.
+    value: whatever the user gave.
+    must: the range in words, to end a message with.
+    holds: whether a number lies in it; NaN should not.
+  """
+  fits = _is_integer(value) and abs(value) < 2**1000
   # NumPy holds a large integer as an object.
-  found = _as_array(float(value) if _fits_float(value) else value)
+  found = _as_array(float(value) if fits else value)
   if found is None or found.ndim or found.dtype.kind not in "iuf":
     raise ValueError(f"{name} is {value!r}; it must be a number")
+  if not holds(float(found)):
+    raise ValueError(f"{name} is {float(found)}; it must {must}")
   return float(found)
+
+
+def positive(name: str, value: Any) -> float:
+  """Returns a positive number."""
+  holds = lambda number: 0 < number < np.inf
+  return number(name, value, "be positive and finite", holds)
+
+
+def not_negative(name: str, value: Any) -> float:
+  """Returns a number that is positive or zero."""
+  holds = lambda number: 0 <= number < np.inf
+  return number(name, value, "be >= 0 and finite", holds)
 
 
 def boolean(name: str, value: Any) -> bool:
@@ -217,10 +242,6 @@ def _refuse_mask(name, value):
     raise ValueError(
       f"{name} has masked entries; leave these examples out, or fill them in"
     )
-
-
-def _fits_float(value):
-  return _is_integer(value) and abs(value) < 2**1000
 
 
 def _is_integer(value):
