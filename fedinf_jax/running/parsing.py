@@ -36,22 +36,20 @@ def parsed(path: pathlib.Path):
       ) from error
 
 
-def _object(file, record):
-  content = json.load(file)
-  schema.check(content, record)
-  return content
+def object_of(content: str, record) -> dict[str, Any]:
+  """Reads a JSON object that was written from a record.
 
-
-def _lines(file, record):
-  lines = [json.loads(line) for line in file]
-  for line in lines:
-    schema.check(line, record)
-  return lines
+  Args:
+    content: the JSON.
+    record: a type of `records`.
+  """
+  found = json.loads(content)
+  schema.check(found, record)
+  return found
 
 
 def _summary(file):
-  content = json.load(file)
-  schema.check(content, dict[str, Any])
+  content = object_of(file.read(), dict[str, Any])
   estimators = content.get("estimators")
   schema.check(estimators, dict[str, dict[str, Any]], "estimators")
   # The fields of an agreement stand among the others.
@@ -61,7 +59,7 @@ def _summary(file):
 
 
 def _debug(file):
-  content = _object(file, records.Debug)
+  content = object_of(file.read(), records.Debug)
   content["bad"] = [text.unescaped(name) for name in content["bad"]]
   return content
 
@@ -83,20 +81,18 @@ def _rows(file):
 
 def _layers(file):
   """Returns client → layer → estimator → field → [N]."""
-  fields = ("round", "error", "norm")
-  tracked = {}
+  traces = {}
   for row in _rows(file):
-    client, layer, estimator = (
-      text.of_cell(row[title]) for title in ("client", "layer", "estimator")
-    )
-    traces = tracked.setdefault(client, {}).setdefault(layer, {})
-    cells = traces.setdefault(estimator, {f: [] for f in fields})
-    for field in fields:
-      cells[field].append(row[field])
-  for layers in tracked.values():
-    for traces in layers.values():
-      for cells in traces.values():
-        cells.update({f: _floats(values) for f, values in cells.items()})
+    titles = ("client", "layer", "estimator")
+    place = tuple(text.of_cell(row[title]) for title in titles)
+    traces.setdefault(place, []).append(row)
+  tracked = {}
+  for (client, layer, estimator), rows in traces.items():
+    layers = tracked.setdefault(client, {})
+    layers.setdefault(layer, {})[estimator] = {
+      field: _floats(row[field] for row in rows)
+      for field in ("round", "error", "norm")
+    }
   return tracked
 
 
@@ -107,11 +103,15 @@ def _floats(cells):
 
 PARSERS = {
   records.SUMMARY: _summary,
-  records.CONFIG: lambda file: _object(file, records.About),
-  records.METRICS: lambda file: _lines(file, records.Metrics),
+  records.CONFIG: lambda file: object_of(file.read(), records.About),
+  records.METRICS: lambda file: [
+    object_of(line, records.Metrics) for line in file
+  ],
   records.INFLUENCE: _influence,
-  records.HISTORY: lambda file: _lines(file, records.History),
+  records.HISTORY: lambda file: [
+    object_of(line, records.History) for line in file
+  ],
   records.LAYERS: _layers,
-  records.CLEANSE: lambda file: _object(file, records.Cleanse),
+  records.CLEANSE: lambda file: object_of(file.read(), records.Cleanse),
   records.DEBUG: _debug,
 }
