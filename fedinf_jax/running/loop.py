@@ -209,11 +209,7 @@ def _whole_until(task, folder, saved):
 
   A later checkpoint is of no use: the run must write those lines again.
   """
-  found = []  # on the first process
-  processes.on_first(
-    lambda: found.append(logs.first_gap(folder, tasks.logged(task)))
-  )
-  gap = found[0] if found else None
+  gap = processes.on_first(logs.first_gap, folder, tasks.logged(task))
   until = task.fed.rounds if gap is None else gap.round - 1
   if gap and any(round_ > until for round_ in saved.rounds()):
     _warn(f"{folder / gap.name} is damaged at round {gap.round}")
