@@ -131,6 +131,14 @@ def array(name: str, value: Any) -> np.ndarray:
   return found
 
 
+def call(problem: str, function: Callable, *args) -> Any:
+  """Calls a user's function; whatever it raises is named by `problem`."""
+  try:
+    return function(*args)
+  except Exception as error:
+    raise ValueError(f"{problem}: {error}") from error
+
+
 def readable(value: Any) -> bool:
   """Returns whether values can be looked at: not traced, not elsewhere."""
   if isinstance(value, jax.core.Tracer):
@@ -174,9 +182,6 @@ def cohorts(cohorts, data, fed, seed) -> np.ndarray:
       f"cohort_size is {fed.cohort_size} but there are only"
       f" {data.num_clients} clients"
     )
-  memory.require(
-    f"rounds is {fed.rounds}: the cohorts", 4 * fed.rounds * fed.cohort_size
-  )
   if cohorts is None:
     words = rng.id_words(data.ids)
     return rng.cohorts(seed, words, fed.rounds, fed.cohort_size)

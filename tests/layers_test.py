@@ -72,7 +72,7 @@ WITHIN = {
   ],
   "report": [
     {"numbers"},
-    {"captions", "verdict", "screen"},
+    {"captions", "verdict"},
     {"drawing"},
     {"tracked_figures", "cleanse_figures", "tables"},
     {"figures"},

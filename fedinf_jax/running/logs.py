@@ -11,8 +11,8 @@ import pathlib
 from typing import NamedTuple
 
 from fedinf_jax.running import files
-from fedinf_jax.running import parsing
 from fedinf_jax.running import records
+from fedinf_jax.running import schema
 from fedinf_jax.running import text
 
 _HEADERS = {records.LAYERS: records.LAYERS_HEADER.encode()}
@@ -85,7 +85,7 @@ def _round(name, line):
     if not text.is_clean(content):
       return None
     if name in _RECORDS:
-      return parsing.object_of(content, _RECORDS[name])["round"]
+      return schema.load(content, _RECORDS[name])["round"]
     (cells,) = csv.reader([content], strict=True)
     round_, *names, error, norm = cells
     float(error or "nan"), float(norm)

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import pathlib
 from typing import Any
 
@@ -36,20 +35,8 @@ def parsed(path: pathlib.Path):
       ) from error
 
 
-def object_of(content: str, record) -> dict[str, Any]:
-  """Reads a JSON object that was written from a record.
-
-  Args:
-    content: the JSON.
-    record: a type of `records`.
-  """
-  found = json.loads(content)
-  schema.check(found, record)
-  return found
-
-
 def _summary(file):
-  content = object_of(file.read(), dict[str, Any])
+  content = schema.load(file.read(), dict[str, Any])
   estimators = content.get("estimators")
   schema.check(estimators, dict[str, dict[str, Any]], "estimators")
   # The fields of an agreement stand among the others.
@@ -59,7 +46,7 @@ def _summary(file):
 
 
 def _debug(file):
-  content = object_of(file.read(), records.Debug)
+  content = schema.load(file.read(), records.Debug)
   content["bad"] = [text.unescaped(name) for name in content["bad"]]
   return content
 
@@ -103,15 +90,15 @@ def _floats(cells):
 
 PARSERS = {
   records.SUMMARY: _summary,
-  records.CONFIG: lambda file: object_of(file.read(), records.About),
+  records.CONFIG: lambda file: schema.load(file.read(), records.About),
   records.METRICS: lambda file: [
-    object_of(line, records.Metrics) for line in file
+    schema.load(line, records.Metrics) for line in file
   ],
   records.INFLUENCE: _influence,
   records.HISTORY: lambda file: [
-    object_of(line, records.History) for line in file
+    schema.load(line, records.History) for line in file
   ],
   records.LAYERS: _layers,
-  records.CLEANSE: lambda file: object_of(file.read(), records.Cleanse),
+  records.CLEANSE: lambda file: schema.load(file.read(), records.Cleanse),
   records.DEBUG: _debug,
 }
