@@ -148,10 +148,6 @@ def test_what_does_not_grow_or_is_too_short_is_not_counted():
   assert "in 0 of 0 cases; 1 more are too short to tell." in words
 
 
-def test_a_mistake_is_one_line_and_exit_code_2():
-  done = binaries.start("cost", "--scale=0")
-  assert done.returncode == 2
-  message = "error: --scale=0.0 must be above 0 and at most 1\n"
-  assert done.stderr == message
+def test_a_sweep_that_does_not_exist_is_refused():
   with pytest.raises(ValueError, match="'Q' is unknown; there are K,"):
     cost_methods.chosen(["K", "Q"], 1.0)

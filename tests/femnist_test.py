@@ -300,7 +300,7 @@ def writers_npz(path, **changes):
     "y_train": np.array([3, 61, 0]),
     "u_train": np.array([1, 0, 1]),
   } | changes
-  np.savez(path, **arrays)
+  np.savez(path, **{k: a for k, a in arrays.items() if a is not DELETE})
 
 
 BAD_ARRAYS = {
@@ -313,6 +313,9 @@ BAD_ARRAYS = {
   "bool label": ({"y_train": np.ones(3, bool)}, "y_train is bool"),
   "columns": ({"y_train": np.ones((3, 1), int)}, r"y_train is int64 \[3, 1\]"),
   "scalar": ({"x_train": np.uint8(3)}, r"x_train is uint8 \[\]"),
+  "grey": ({"x_train": np.ones((3, 784))}, "x_train is float64 .* be uint8"),
+  "fewer": ({"y_train": np.array([1, 2])}, "have 3, 2 and 3 rows; they must"),
+  "no users": ({"users": DELETE}, r"is no \.npz with users, x_train"),
   "owner": ({"u_train": np.array([0, 3, 0])}, r"u_train\[1\] is 3; a row of"),
   "object": ({"users": np.array([None, 1, 2])}, "it holds Python objects"),
   "users": ({"users": np.ones(3)}, r"users is float64 \[3\]; it must be"),

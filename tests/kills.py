@@ -1,6 +1,5 @@
 """Runs that are killed and started again."""
 
-import subprocess
 import time
 
 from tests import binaries
@@ -27,14 +26,7 @@ def finish(folder):
 
 
 def begin(folder):
-  return subprocess.Popen(
-    binaries.command("run", *ARGUMENTS, f"--workdir={folder}"),
-    cwd=binaries.ROOT,
-    env=binaries.environment(),
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
+  return binaries.begin("run", *ARGUMENTS, f"--workdir={folder}")
 
 
 def wait_for_progress(process, folder, lines):
