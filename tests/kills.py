@@ -36,3 +36,15 @@ def wait_for_progress(process, folder, lines):
   first = count()
   while process.poll() is None and count() < first + lines:
     time.sleep(0.005)
+
+
+def spoil(checkpoint):
+  """Overwrites the middle of the largest file of a checkpoint."""
+  path = max(
+    (p for p in checkpoint.rglob("*") if p.is_file()),
+    key=lambda p: p.stat().st_size,
+  )
+  content = bytearray(path.read_bytes())
+  middle = len(content) // 2
+  content[middle : middle + 64] = bytes(64)
+  path.write_bytes(content)
