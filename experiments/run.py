@@ -96,15 +96,8 @@ def run(task: tasks.Task, folder: pathlib.Path, screen):
     started = time.perf_counter()
     finishing.finish(task, folder, trained)
     report.write(folder)
-    records.append_timing(
-      folder,
-      records.Timing(
-        stage="report",
-        round=task.fed.rounds,
-        rounds=0,
-        seconds=time.perf_counter() - started,
-      ),
-    )
+    took = time.perf_counter() - started
+    records.append_timing(folder, "report", task.fed.rounds, took)
   if processes.is_first():
     print_verdict(folder, screen)
 

@@ -152,12 +152,7 @@ class _Running:
 
   def _log_time(self, stage, seconds, rounds=0):
     if processes.is_first():
-      records.append_timing(
-        self.folder,
-        records.Timing(
-          stage=stage, round=self.round, rounds=rounds, seconds=seconds
-        ),
-      )
+      records.append_timing(self.folder, stage, self.round, seconds, rounds)
 
 
 def _advance(run, evaluated, screen, saving):

@@ -208,10 +208,14 @@ def append_round(
   files.append(folder / LAYERS, *map(files.csv_line, rows))
 
 
-def append_timing(folder: pathlib.Path, timing: Timing):
-  """Adds a line to timing.jsonl."""
-  rounded = timing._replace(seconds=round(timing.seconds, 4))
-  files.append_json(folder / TIMING, rounded)
+def append_timing(
+  folder: pathlib.Path, stage: str, round_: int, seconds: float, rounds: int = 0
+):
+  """Adds a line to timing.jsonl; see `Timing`."""
+  timing = Timing(
+    stage=stage, round=round_, rounds=rounds, seconds=round(seconds, 4)
+  )
+  files.append_json(folder / TIMING, timing)
 
 
 def write_influence(
