@@ -127,7 +127,8 @@ class Checkpoints:
 
     Args:
       target: the shapes of the state.
-      replayed: int32 [E], what it says there, padding included; or None.
+      replayed: int32 [E], removals replayed on these devices, padding
+        included; None: none.
       round_: which round.
     """
     leaves, treedef = jax.tree.flatten(target)
