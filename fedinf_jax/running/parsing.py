@@ -3,7 +3,6 @@
 import csv
 import io
 import pathlib
-from typing import Any
 
 import numpy as np
 
@@ -33,16 +32,6 @@ def parsed(path: pathlib.Path):
       raise ValueError(
         f"{path} cannot be read: {type(error).__name__} {error}"
       ) from error
-
-
-def _summary(file):
-  content = schema.load(file.read(), dict[str, Any])
-  estimators = content.get("estimators")
-  schema.check(estimators, dict[str, dict[str, Any]], "estimators")
-  # The fields of an agreement stand among the others.
-  nested = {name: e | {"agreement": e} for name, e in estimators.items()}
-  schema.check(content | {"estimators": nested}, records.Summary)
-  return content
 
 
 def _debug(file):
@@ -89,7 +78,7 @@ def _floats(cells):
 
 
 PARSERS = {
-  records.SUMMARY: _summary,
+  records.SUMMARY: lambda file: schema.load(file.read(), records.Summary),
   records.CONFIG: lambda file: schema.load(file.read(), records.About),
   records.METRICS: lambda file: [
     schema.load(line, records.Metrics) for line in file
