@@ -242,8 +242,7 @@ def _as_array(value):
 def _refuse_mask(name, value):
   """Refuses masked entries, which NumPy would turn into plain numbers."""
   parts = value if isinstance(value, list | tuple) else [value]
-  masks = [np.ma.getmask(a) for a in parts if isinstance(a, np.ma.MaskedArray)]
-  if any(mask.any() for mask in masks):
+  if any(np.ma.is_masked(a) for a in parts if isinstance(a, np.ma.MaskedArray)):
     raise ValueError(
       f"{name} has masked entries; leave these examples out, or fill them in"
     )
