@@ -129,13 +129,11 @@ def _plans(ways, fractions):
 def _print_table(screen, content):
   """Prints the last point of every curve, random ones averaged."""
   table = rich_table.Table(
+    *("chosen and scored on", "removed", "fraction", "by", "loss", "accuracy"),
     title=f"Trained on from round {content.round} without some clients"
     f" (by {content.estimator})",
     title_justify="left",
   )
-  for title in ("chosen and scored on", "removed", "fraction", "by", "loss",
-                "accuracy"):  # fmt: skip
-    table.add_column(title)
   words = {"held_out": "two halves", "one_set": "one set (the paper's way)"}
   groups = {}
   for curve in content.curves:

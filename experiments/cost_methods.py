@@ -95,17 +95,7 @@ def _row_method(title, build, blocks, client):
   )
 
 
-def _paper(sizes):
-  return fi.estimator(fi.fisher(num_samples=sizes.N_s), fi.lwet())
-
-
-def _ours(sizes):
-  curvature = fi.fisher(
-    num_samples=sizes.N_s, labels="sampled", layerwise=False, spectrum="relu"
-  )
-  return fi.estimator(curvature, fi.no_guard())
-
-
+_WHOLE = {"labels": "sampled", "layerwise": False, "spectrum": "relu"}
 METHODS = {
   "naive 1": Method(
     title="product of explicit Hessians",
@@ -132,13 +122,15 @@ METHODS = {
   ),
   PAPER: _row_method(
     "the paper's method",
-    _paper,
+    lambda s: fi.estimator(fi.fisher(num_samples=s.N_s), fi.lwet()),
     blocks=2,
     client=lambda s: 4 * s.m * s.N_s * s.p,
   ),
   OURS: _row_method(
     "ours",
-    _ours,
+    lambda s: fi.estimator(
+      fi.fisher(num_samples=s.N_s, **_WHOLE), fi.no_guard()
+    ),
     blocks=1,
     client=lambda s: s.m * (4 * s.N_s * s.p * (1 + s.N_s) + 9 * s.N_s**3),
   ),

@@ -9,7 +9,7 @@ from experiments import cost_methods
 from fedinf_jax.report import numbers
 
 METHODS = cost_methods.METHODS
-PAPER, OURS = cost_methods.PAPER, cost_methods.OURS
+PAPER = cost_methods.PAPER
 CLOSE = 0.2  # Exponents that differ by less agree.
 STEADY = 1.25  # By how much a machine may slow down during the measurements.
 CONVENTIONS = (
@@ -48,21 +48,15 @@ def print_all(screen: rich_console.Console, content: dict):
 def cost_table(axis: str, rows: list[dict]) -> rich_table.Table:
   """Tabulates the methods at one point."""
   sizes = (f"{rows[0]['sizes'][s]} {words}" for s, words in SYMBOLS.items())
+  heads = ("server", f"× {PAPER}", "by formula", "server memory", "client",
+           "upload")  # fmt: skip
   table = rich_table.Table(
+    "method",
+    *(rich_table.Column(head, justify="right") for head in heads),
     title=f"Cost of a round, {axis}: {', '.join(sizes)}",
     caption="Client: beside local training, which takes"
     f" {numbers.amount(rows[0]['training_seconds'], 's')}. Upload: in models.",
   )
-  table.add_column("method")
-  for head in (
-    "server",
-    f"× {PAPER}",
-    "by formula",
-    "server memory",
-    "client",
-    "upload",
-  ):
-    table.add_column(head, justify="right")
   measured, by_formula = _ratios(rows)
   for row in rows:
     table.add_row(
@@ -79,13 +73,14 @@ def cost_table(axis: str, rows: list[dict]) -> rich_table.Table:
 
 def growth_table(content: dict) -> rich_table.Table:
   """Tabulates exponents: a row per side and method, a column per size."""
+  titles = (cost_methods.SWEEPS[axis].title for axis in content["sweeps"])
+  width = len("1.30 (1.3*)")
   table = rich_table.Table(
-    title="Growth: time ~ size^exponent", box=rich_box.SIMPLE_HEAD
+    "time of",
+    *(rich_table.Column(title, max_width=width) for title in titles),
+    title="Growth: time ~ size^exponent",
+    box=rich_box.SIMPLE_HEAD,
   )
-  table.add_column("time of")
-  for axis in content["sweeps"]:
-    title = cost_methods.SWEEPS[axis].title
-    table.add_column(title, max_width=len("1.30 (1.3*)"))
   for side in ("server", "client"):
     table.add_row(f"{side}:")
     for name in _compared():
@@ -136,51 +131,39 @@ def _ratios(rows):
 
 def _server_words(axis, rows):
   measured, _ = _ratios(rows)
-  times = {name: numbers.digits(ratio) for name, ratio in measured.items()}
-  where = "At the base sizes" if axis == "base" else f"At {axis}'s sizes"
-  naive = " and ".join(
-    f"{times[name]} ({name})" for name in times if name.startswith("naive")
-  )
-  explicit = f" the explicit Hessians {naive} times," if naive else ""
+  others = (name for name in measured if name != PAPER)
+  times = (f"{name} {numbers.digits(measured[name])}" for name in others)
+  where = "the base sizes" if axis == "base" else f"{axis}'s sizes"
   return (
-    f"{where} ours costs the server {times[OURS]} times the paper's method,"
-    f"{explicit} and no curvature at all {times['truncated']} times."
+    f"At {where} the server takes, in times of the paper's method:"
+    f" {', '.join(times)}."
   )
 
 
 def _growth_words(cases):
   """Counts the cases in which measured growth is that of a formula."""
-  cases = [c for c in cases if c["method"] in _compared() and not _constant(c)]
+  cases = [
+    c for c in cases if c["method"] in _compared() and c["measured"] != 0
+  ]
   told = [case for case in cases if case["measured"] is not None]
-  others = [case for case in told if not (_by_paper(case) or _by_code(case))]
+  others = [case for case in told if not _near(case, _formula(case))]
   words = (
     f"Measured growth agrees with the formulas (within {CLOSE}) in"
     f" {len(told) - len(others)} of {len(told)} cases"
   )
   if len(told) < len(cases):
     words += f"; {len(cases) - len(told)} more are too short to tell"
-  if not others:
-    return f"{words}."
-  slower = sum(c["measured"] < _predicted(c) for c in others)
-  listed = {}
-  for case in others:
-    who = f"{case['side']} {case['method']}"
-    listed.setdefault(who, []).append(case["axis"])
-  listed = "; ".join(f"{who} with {', '.join(a)}" for who, a in listed.items())
-  return (
-    f"{words}. Of the others {slower} grow more slowly and"
-    f" {len(others) - slower} faster: {listed}."
-  )
+  named = (f"{c['side']} {c['method']} with {c['axis']}" for c in others)
+  return f"{words}. Not: {', '.join(named)}." if others else f"{words}."
 
 
 def _cell(case):
-  if _constant(case):
+  if case["measured"] == 0:  # One program serves all sizes.
     return ""
-  by_code = not _by_paper(case) and (_by_code(case) or not case["paper"])
-  star = "*" if by_code else ""
-  predicted = case["operations"] if by_code else case["paper"]
-  formula = f"({numbers.fixed(predicted, 1)}{star})"
-  return f"{numbers.fixed(case['measured'], 2)} {formula}"
+  formula = _formula(case)
+  star = "*" if formula == "operations" else ""
+  predicted = numbers.fixed(case[formula], 1)
+  return f"{numbers.fixed(case['measured'], 2)} ({predicted}{star})"
 
 
 def _compared():
@@ -188,22 +171,15 @@ def _compared():
   return [name for name in METHODS if name != "truncated"]
 
 
-def _constant(case):
-  """Says whether one program serves all sizes."""
-  return case["measured"] == 0
+def _formula(case):
+  """Returns what measured growth is compared with: "paper" or "operations"."""
+  if _near(case, "paper"):
+    return "paper"
+  by_code = _near(case, "operations") or not case["paper"]
+  return "operations" if by_code else "paper"
 
 
-def _predicted(case):
-  return case["paper"] or case["operations"]
-
-
-def _by_paper(case):
-  return _near(case["measured"], case["paper"])
-
-
-def _by_code(case):
-  return _near(case["measured"], case["operations"])
-
-
-def _near(a, b):
-  return a is not None and b is not None and abs(a - b) <= CLOSE
+def _near(case, formula):
+  measured, predicted = case["measured"], case[formula]
+  known = measured is not None and predicted is not None
+  return known and abs(measured - predicted) <= CLOSE

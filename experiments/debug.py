@@ -75,14 +75,14 @@ def _debug(task, kind, place, screen):
 def _table(found):
   """Returns what debug.json holds as a table."""
   bad, clients = len(found["bad"]), found["clients"]
+  titles = ("precision at k", "AUROC", "test loss without", "accuracy without")
   table = rich_table.Table(
+    "score",
+    *(rich_table.Column(title, justify="right") for title in titles),
     title=f"{found['kind']}: {bad} of {clients} clients are bad; chance finds"
     f" {bad / clients:.0%} of them at an AUROC of 0.5",
     title_justify="left",
   )
-  for title in ("score", "precision at k", "AUROC", "test loss without",
-                "accuracy without"):  # fmt: skip
-    table.add_column(title, justify="left" if title == "score" else "right")
   for who in ("nobody", "the bad ones"):
     gain = found["gain"][who]
     table.add_row(

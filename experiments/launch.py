@@ -82,10 +82,22 @@ def join():
 
 def run(main):
   """Runs `main` under absl, turning user errors into one line on stderr."""
+
+  def guarded(argv):
+    try:
+      main(argv)
+    except (ValueError, OSError) as error:
+      _refuse(error)
+    except (jax.errors.JaxRuntimeError, processes.Alone) as error:
+      if not jax.distributed.is_initialized():
+        raise
+      print(processes.alone(str(error)), file=sys.stderr)
+      processes.leave(1)
+
   try:
     # Until here, Ctrl-C is handled in experiments/__init__.py.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    app.run(_guarded(main), flags_parser=_parse)
+    app.run(guarded, flags_parser=_parse)
   except KeyboardInterrupt as stopped:
     line = stopped.args[0] if stopped.args else "interrupted"
     print(text.printable(line), file=sys.stderr)
@@ -199,21 +211,6 @@ def _parse(argv):
   if len(left) > 1:
     _refuse(f"unexpected argument {left[1]!r}; flags start with --")
   return left
-
-
-def _guarded(main):
-  def call(argv):
-    try:
-      main(argv)
-    except (ValueError, OSError) as error:
-      _refuse(error)
-    except (jax.errors.JaxRuntimeError, processes.Alone) as error:
-      if not jax.distributed.is_initialized():
-        raise
-      print(processes.alone(str(error)), file=sys.stderr)
-      processes.leave(1)
-
-  return call
 
 
 def _refuse(error):

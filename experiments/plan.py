@@ -25,7 +25,7 @@ _PARTICIPANTS = flags.DEFINE_integer("participants", 10, "Of a round, B.")
 _STEPS = flags.DEFINE_integer("steps", 2, "Local steps, m.")
 _SAMPLES = flags.DEFINE_integer("samples", 20, "Gradients per step, N_s.")
 _EXAMPLES = flags.DEFINE_integer("examples", 100, "Of a participant.")
-_MOST = 2**20  # Devices to try.
+_MOST, _MOST_ALONG = 20, 6  # Powers of two to try: devices, along `params`.
 
 
 def main(argv):
@@ -68,21 +68,17 @@ def sizes(clients: int, params: int) -> planning.Sizes:
 
 def fewest_devices(size: planning.Sizes) -> planning.Machine | None:
   """Returns the smallest mesh of powers of two that has enough memory."""
-  devices = 1
-  while devices <= _MOST:
-    along = 1
-    while along <= min(devices, 64):
+  for devices in range(_MOST + 1):
+    for along in range(min(devices, _MOST_ALONG) + 1):
       machine = planning.Machine(
-        removals=devices // along,
-        params=along,
+        removals=2 ** (devices - along),
+        params=2**along,
         flops=1e12 * _TFLOPS.value,
         link=1e9 * _LINK.value,
         memory=1e9 * _MEMORY.value,
       )
       if planning.plan(size, machine).memory <= machine.memory:
         return machine
-      along *= 2
-    devices *= 2
   return None
 
 

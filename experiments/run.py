@@ -22,7 +22,6 @@ from experiments import seeds
 from fedinf_jax import memory
 from fedinf_jax import report
 from fedinf_jax.report import numbers
-from fedinf_jax.report import screen as tables
 from fedinf_jax.report import verdict as verdicts
 from fedinf_jax.running import files
 from fedinf_jax.running import finishing
@@ -97,15 +96,8 @@ def run(task: tasks.Task, folder: pathlib.Path, screen):
     started = time.perf_counter()
     finishing.finish(task, folder, trained)
     report.write(folder)
-    records.append_timing(
-      folder,
-      records.Timing(
-        stage="report",
-        round=task.fed.rounds,
-        rounds=0,
-        seconds=time.perf_counter() - started,
-      ),
-    )
+    took = time.perf_counter() - started
+    records.append_timing(folder, "report", task.fed.rounds, took)
   if processes.is_first():
     print_verdict(folder, screen)
 
@@ -144,7 +136,33 @@ def show_plan(name, config, screen):
   if fits:
     compiled = memory.compiled_bytes(tasks.lower(task).compile())
   progress.say(screen, tasks.describe(task))
-  screen.print(tables.plan_table(sizes, machine, task.fed.rounds, compiled))
+  screen.print(_plan_table(sizes, machine, task.fed.rounds, compiled))
+
+
+def _plan_table(sizes, machine, rounds, compiled):
+  """Returns the plan of a run; `compiled`: bytes of its program, or None."""
+  found = planning.plan(sizes, machine)
+  table = rich_table.Table(
+    "per device", "", title=f"{machine.removals} × {machine.params} device(s)"
+  )
+  for title, value, unit in (
+    ("ε, flags, replayed models", found.state, "B"),
+    ("examples", found.inputs, "B"),
+    ("working memory", found.working, "B"),
+    ("memory in all", found.memory, "B"),
+    ("… by the compiler's account", compiled, "B"),
+    ("training, per round", found.training, "op"),
+    ("propagation, per round", found.propagation, "op"),
+    ("replay, per round", found.replay, "op"),
+    ("received, per round", found.traffic, "B"),
+    ("measured peak", machine.flops, "op/s"),
+  ):
+    table.add_row(title, numbers.amount(value, unit))
+  seconds = found.seconds
+  table.add_row("a round, at that peak", numbers.duration(seconds))
+  table.add_row(f"{rounds} rounds", numbers.duration(rounds * seconds))
+  table.add_row("most of it", planning.bottleneck(sizes, machine))
+  return table
 
 
 def _table(estimators):

@@ -36,9 +36,8 @@ def spread(summaries: list[dict]) -> dict:
 
 def table(spread: dict) -> rich_table.Table:
   """Returns mean and spread for people to read."""
-  shown = rich_table.Table(title=f"seeds {spread['seeds']}")
-  for title in ("estimator", "Pearson", "last quarter", "Spearman"):
-    shown.add_column(title)
+  titles = ("estimator", "Pearson", "last quarter", "Spearman")
+  shown = rich_table.Table(*titles, title=f"seeds {spread['seeds']}")
   for name, e in spread["estimators"].items():
     shown.add_row(
       name,

@@ -88,10 +88,7 @@ def require_model(model: types.Model):
 def param_shapes(model: types.Model) -> types.Params:
   """Returns the shapes of a model's parameters, which must be floats."""
   require_model(model)
-  try:
-    params = model.param_shapes()
-  except Exception as error:  # Whatever a user's module raises.
-    raise ValueError(f"model: init fails: {error}") from error
+  params = checks.call("model: init fails", model.param_shapes)
   leaves = jax.tree.leaves(params)
   if not leaves or not all(
     jnp.issubdtype(a.dtype, jnp.floating) for a in leaves
@@ -166,24 +163,15 @@ def _kind(dtype):
 
 
 def _outputs(model, params, x):
-  try:
-    return jax.eval_shape(model.apply, params, x)
-  except Exception as error:  # Whatever a user's module raises.
-    dims = "".join(f", {d}" for d in x.shape[1:])
-    raise ValueError(
-      f"model: apply does not accept inputs of shape [N{dims}]: {error}"
-    ) from error
+  dims = "".join(f", {d}" for d in x.shape[1:])
+  problem = f"model: apply does not accept inputs of shape [N{dims}]"
+  return checks.call(problem, jax.eval_shape, model.apply, params, x)
 
 
 def _losses(model, outputs, y):
   """Requires one number per example."""
-  try:
-    losses = jax.eval_shape(model.loss, outputs, y)
-  except Exception as error:  # Whatever a user's loss raises.
-    raise ValueError(
-      f"model: the loss does not accept labels of shape {list(y.shape)}: "
-      f"{error}"
-    ) from error
+  problem = f"model: the loss does not accept labels of shape {list(y.shape)}"
+  losses = checks.call(problem, jax.eval_shape, model.loss, outputs, y)
   array = isinstance(losses, jax.ShapeDtypeStruct)
   if not array or losses.shape != y.shape[:1]:
     found = f"shape {list(losses.shape)}" if array else type(losses).__name__
@@ -208,10 +196,7 @@ def _value(metric, model, outputs, y):
       " fi.metrics.accuracy"
     )
   _hashable("metric", metric)
-  try:
-    value = jax.eval_shape(metric, outputs, y)
-  except Exception as error:  # Whatever a user's metric raises.
-    raise ValueError(f"metric: {error}") from error
+  value = checks.call("metric", jax.eval_shape, metric, outputs, y)
   numbers = isinstance(value, jax.ShapeDtypeStruct) and (
     jnp.issubdtype(value.dtype, jnp.floating)
     or jnp.issubdtype(value.dtype, jnp.signedinteger)

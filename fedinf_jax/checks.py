@@ -1,5 +1,6 @@
 """Checks of what a user hands in: each error names what is wrong."""
 
+from collections.abc import Callable
 from collections.abc import Collection
 from typing import Any
 
@@ -37,13 +38,37 @@ def seed(seed: Any) -> int:
   return int(seed)
 
 
-def number(name: str, value: Any) -> float:
-  """Returns a real number, which may be NaN: the caller knows its range."""
+def number(
+  name: str, value: Any, must: str, holds: Callable[[float], bool]
+) -> float:
+  """Returns a real number within its range.
+
+  Args:
+    name: what it is, to begin a message with.
+    value: whatever the user gave.
+    must: the range in words, to end a message with.
+    holds: whether a number lies in it; NaN should not.
+  """
+  fits = _is_integer(value) and abs(value) < 2**1000
   # NumPy holds a large integer as an object.
-  found = _as_array(float(value) if _fits_float(value) else value)
+  found = _as_array(float(value) if fits else value)
   if found is None or found.ndim or found.dtype.kind not in "iuf":
     raise ValueError(f"{name} is {value!r}; it must be a number")
+  if not holds(float(found)):
+    raise ValueError(f"{name} is {float(found)}; it must {must}")
   return float(found)
+
+
+def positive(name: str, value: Any) -> float:
+  """Returns a positive number."""
+  holds = lambda number: 0 < number < np.inf
+  return number(name, value, "be positive and finite", holds)
+
+
+def not_negative(name: str, value: Any) -> float:
+  """Returns a number that is positive or zero."""
+  holds = lambda number: 0 <= number < np.inf
+  return number(name, value, "be >= 0 and finite", holds)
 
 
 def boolean(name: str, value: Any) -> bool:
@@ -106,6 +131,14 @@ def array(name: str, value: Any) -> np.ndarray:
   return found
 
 
+def call(problem: str, function: Callable, *args) -> Any:
+  """Calls a user's function; whatever it raises is named by `problem`."""
+  try:
+    return function(*args)
+  except Exception as error:
+    raise ValueError(f"{problem}: {error}") from error
+
+
 def readable(value: Any) -> bool:
   """Returns whether values can be looked at: not traced, not elsewhere."""
   if isinstance(value, jax.core.Tracer):
@@ -149,9 +182,6 @@ def cohorts(cohorts, data, fed, seed) -> np.ndarray:
       f"cohort_size is {fed.cohort_size} but there are only"
       f" {data.num_clients} clients"
     )
-  memory.require(
-    f"rounds is {fed.rounds}: the cohorts", 4 * fed.rounds * fed.cohort_size
-  )
   if cohorts is None:
     words = rng.id_words(data.ids)
     return rng.cohorts(seed, words, fed.rounds, fed.cohort_size)
@@ -212,15 +242,10 @@ def _as_array(value):
 def _refuse_mask(name, value):
   """Refuses masked entries, which NumPy would turn into plain numbers."""
   parts = value if isinstance(value, list | tuple) else [value]
-  masks = [np.ma.getmask(a) for a in parts if isinstance(a, np.ma.MaskedArray)]
-  if any(mask.any() for mask in masks):
+  if any(np.ma.is_masked(a) for a in parts if isinstance(a, np.ma.MaskedArray)):
     raise ValueError(
       f"{name} has masked entries; leave these examples out, or fill them in"
     )
-
-
-def _fits_float(value):
-  return _is_integer(value) and abs(value) < 2**1000
 
 
 def _is_integer(value):

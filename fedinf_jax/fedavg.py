@@ -55,11 +55,7 @@ class FedAvg:
     if (self.learning_rate is None) == (self.client_optimizer is None):
       raise ValueError("give exactly one of learning_rate and client_optimizer")
     if self.learning_rate is not None:
-      rate = checks.number("learning_rate", self.learning_rate)
-      if not 0 < rate < jnp.inf:
-        raise ValueError(
-          f"learning_rate is {rate}; it must be positive and finite"
-        )
+      rate = checks.positive("learning_rate", self.learning_rate)
       object.__setattr__(self, "learning_rate", rate)
 
   @property

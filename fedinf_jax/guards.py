@@ -74,9 +74,10 @@ def lwet(*, per: str = "layer", tolerance: float | None = None) -> Guard:
   """
   checks.one_of("per", per, PER)
   if tolerance is not None:
-    tolerance = checks.number("tolerance", tolerance)
-    if not 0 <= tolerance < float("inf"):
-      raise ValueError(f"tolerance is {tolerance}; it must be finite and >= 0")
+    holds = lambda tolerance: 0 <= tolerance < float("inf")
+    tolerance = checks.number(
+      "tolerance", tolerance, "be finite and >= 0", holds
+    )
   return Guard(per, tolerance)
 
 

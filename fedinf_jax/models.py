@@ -150,10 +150,8 @@ def _classifier(module, input_shape):
 def _activation(spec: Activation):
   if callable(spec):
     example = jax.ShapeDtypeStruct((2, 3), jnp.float32)
-    try:
-      made = jax.eval_shape(spec, example)
-    except Exception as error:  # Whatever a user's function raises.
-      raise ValueError(f"activation fails on an array: {error}") from error
+    problem = "activation fails on an array"
+    made = checks.call(problem, jax.eval_shape, spec, example)
     if getattr(made, "shape", None) != example.shape:
       raise ValueError("activation must return an array of its input's shape")
     return spec

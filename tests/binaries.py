@@ -32,6 +32,18 @@ def start(binary, *arguments, prefix=()):
   )
 
 
+def begin(binary, *arguments, env=None):
+  """Starts a binary and does not wait for it."""
+  return subprocess.Popen(
+    command(binary, *arguments),
+    cwd=ROOT,
+    env=environment() | (env or {}),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
 def files(folder, *, clock=False):
   """Returns the bytes of every file but those of checkpoints.
 

@@ -1,6 +1,8 @@
 """Shared cases: small clients, small models, and how to compare trees."""
 
+import contextlib
 import functools
+import signal
 
 from flax import linen as nn
 import jax
@@ -83,6 +85,22 @@ ravel = jax.jit(jax.vmap(lambda e: flatten_util.ravel_pytree(e)[0]))
 def close(a, b, **tolerance):
   """Compares two trees."""
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
+
+
+@contextlib.contextmanager
+def patience(seconds):
+  """Ends what takes longer with an error."""
+
+  def give_up(number, frame):
+    raise TimeoutError(f"more than {seconds} s")
+
+  before = signal.signal(signal.SIGALRM, give_up)
+  signal.alarm(seconds)
+  try:
+    yield
+  finally:
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 def in_double(params):

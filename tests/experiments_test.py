@@ -6,7 +6,6 @@ import io
 import json
 import pathlib
 import signal
-import subprocess
 import sys
 import time
 
@@ -358,6 +357,8 @@ MISTAKES = {
   "debug --kinds=rng": (
     "--kinds: 'rng' is unknown; there are flip_labels, add_noise"
   ),
+  "cost --scale=0": "error: --scale=0.0 must be above 0 and at most 1\n",
+  "report": "/w is not a finished run: it has no summary.json; start",
 }
 
 
@@ -368,14 +369,7 @@ def test_mistakes_are_one_line_and_help_is_no_mistake(tmp_path):
     for word in line.split()
   ]
   started = {
-    line: subprocess.Popen(
-      binaries.command(*words(line), f"--workdir={tmp_path / 'w'}"),
-      cwd=binaries.ROOT,
-      env=binaries.environment(),
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-    )
+    line: binaries.begin(*words(line), f"--workdir={tmp_path / 'w'}")
     for line in (*MISTAKES, "run --config=setting2 --help")
   }
   for line, process in started.items():
@@ -394,14 +388,7 @@ def test_mistakes_are_one_line_and_help_is_no_mistake(tmp_path):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 def test_an_interrupt_during_the_start_is_one_line(tmp_path):
-  process = subprocess.Popen(
-    binaries.command("run", f"--workdir={tmp_path / 'w'}"),
-    cwd=binaries.ROOT,
-    env=binaries.environment(),
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
+  process = binaries.begin("run", f"--workdir={tmp_path / 'w'}")
   # Modules are being imported.
   maps = pathlib.Path(f"/proc/{process.pid}/maps")
   while "numpy" not in maps.read_text():

@@ -1,6 +1,5 @@
 """Runs that are killed and started again."""
 
-import subprocess
 import time
 
 from tests import binaries
@@ -27,14 +26,7 @@ def finish(folder):
 
 
 def begin(folder):
-  return subprocess.Popen(
-    binaries.command("run", *ARGUMENTS, f"--workdir={folder}"),
-    cwd=binaries.ROOT,
-    env=binaries.environment(),
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
+  return binaries.begin("run", *ARGUMENTS, f"--workdir={folder}")
 
 
 def wait_for_progress(process, folder, lines):
@@ -44,3 +36,15 @@ def wait_for_progress(process, folder, lines):
   first = count()
   while process.poll() is None and count() < first + lines:
     time.sleep(0.005)
+
+
+def spoil(checkpoint):
+  """Overwrites the middle of the largest file of a checkpoint."""
+  path = max(
+    (p for p in checkpoint.rglob("*") if p.is_file()),
+    key=lambda p: p.stat().st_size,
+  )
+  content = bytearray(path.read_bytes())
+  middle = len(content) // 2
+  content[middle : middle + 64] = bytes(64)
+  path.write_bytes(content)

@@ -73,7 +73,7 @@ WITHIN = {
   ],
   "report": [
     {"numbers"},
-    {"captions", "verdict", "screen"},
+    {"captions", "verdict"},
     {"drawing"},
     {"tracked_figures", "cleanse_figures", "tables"},
     {"figures"},

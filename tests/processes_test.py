@@ -42,14 +42,7 @@ def begin(workdir, count=2, slurm=False):
     elif count > 1:
       arguments += [f"--coordinator=localhost:{port}"]
       arguments += [f"--num_processes={count}", f"--process_id={i}"]
-    return subprocess.Popen(
-      binaries.command("run", *arguments),
-      cwd=binaries.ROOT,
-      env=binaries.environment() | env,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-    )
+    return binaries.begin("run", *arguments, env=env)
 
   return [start(i) for i in range(count)]
 

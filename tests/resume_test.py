@@ -28,7 +28,7 @@ def test_killed_interrupted_and_damaged_it_ends_with_the_same_bytes(tmp_path):
   assert (folder / "checkpoints" / str(stopped)).exists()
 
   # A checkpoint that the disk has damaged is passed over, with a warning.
-  spoil(folder / "checkpoints" / str(stopped))
+  kills.spoil(folder / "checkpoints" / str(stopped))
   error = kills.finish(folder)
   assert error.startswith(
     f"warning: the checkpoint of round {stopped} is damaged"
@@ -52,15 +52,3 @@ def test_out_of_space_is_one_line_and_the_run_resumes_later(tmp_path):
   assert done.stderr.startswith("error: ")
   kills.finish(folder)
   assert binaries.files(folder) == kills.whole(tmp_path / "whole")
-
-
-def spoil(folder):
-  """Overwrites the middle of the largest file of a checkpoint."""
-  path = max(
-    (p for p in folder.rglob("*") if p.is_file()),
-    key=lambda p: p.stat().st_size,
-  )
-  content = bytearray(path.read_bytes())
-  middle = len(content) // 2
-  content[middle : middle + 64] = bytes(64)
-  path.write_bytes(content)

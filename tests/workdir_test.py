@@ -18,6 +18,7 @@ from fedinf_jax.running import logs
 from fedinf_jax.running import progress
 from fedinf_jax.running import records
 from fedinf_jax.running import workdir
+from tests import kills
 
 ABOUT = records.About(
   name="test",
@@ -109,14 +110,6 @@ def state(value):
   }
 
 
-def spoil(folder):
-  largest = max(
-    (p for p in folder.rglob("*") if p.is_file()),
-    key=lambda p: p.stat().st_size,
-  )
-  largest.write_bytes(largest.read_bytes()[:-20] + bytes(20))
-
-
 def test_checkpoints_keep_the_latest_and_the_rounds_to_keep(tmp_path):
   saved = checkpoint.Checkpoints(tmp_path / "c", keep={2})
   for round_ in range(1, 7):
@@ -134,14 +127,14 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
   saved = checkpoint.Checkpoints(tmp_path / "c", keep=set())
   for round_ in (3, 4):
     saved.save(state(round_), round_)
-  spoil(tmp_path / "c" / "4")
+  kills.spoil(tmp_path / "c" / "4")
   warnings = []
   found, round_ = saved.restore(lambda: state(0), warn=warnings.append)
   assert round_ == 3
   np.testing.assert_array_equal(found["eps"], state(3)["eps"])
   assert len(warnings) == 1
   assert warnings[0].startswith("the checkpoint of round 4 is damaged")
-  spoil(tmp_path / "c" / "3")
+  kills.spoil(tmp_path / "c" / "3")
   found, round_ = saved.restore(lambda: state(0), warn=warnings.append)
   assert round_ == 0
   np.testing.assert_array_equal(found["eps"], state(0)["eps"])

@@ -206,7 +206,7 @@ def _summary(name, measured, layers, blows_up):
     upload_bytes_per_participant=int(upload * NUM_PARAMS * 4),
     upload_models=upload,
     interactive=name == "naive",
-    agreement=measured[-1]._replace(truncated_fraction=truncated),
+    **measured[-1]._replace(truncated_fraction=truncated)._asdict(),
     last_quarter={field: mean(field) for field in records.LAST_QUARTER},
     largest_growth=growth,
     nonfinite_fraction=0.0,

@@ -27,9 +27,9 @@ def flip_labels(
   federated.check(data)
   if data.num_classes is None or data.num_classes < 2:
     raise ValueError("flip_labels needs data with num_classes of at least 2")
-  fraction = checks.number("fraction", fraction)
-  if not 0 < fraction <= 1:
-    raise ValueError(f"fraction is {fraction}; it must lie in (0, 1]")
+  fraction = checks.number(
+    "fraction", fraction, "lie in (0, 1]", lambda f: 0 < f <= 1
+  )
 
   def flip(x, y, draw):
     wrong = (y + draw.integers(1, data.num_classes, len(y))) % data.num_classes
@@ -47,9 +47,7 @@ def add_noise(
   seed: int = 0,
 ) -> Corrupted:
   """Adds N(0, scale²) to every input, kept within the range of the data."""
-  scale = checks.number("scale", scale)
-  if not 0 < scale < np.inf:
-    raise ValueError(f"scale is {scale}; it must be positive and finite")
+  scale = checks.positive("scale", scale)
   _require_floats(data)
 
   def blur(x, y, draw):

@@ -146,11 +146,12 @@ class FederatedData:
     part. A client with none left over is absent from the second.
     """
     checks.integer("seed", seed)
-    train_fraction = checks.number("train_fraction", train_fraction)
-    if not 0 < train_fraction < 1:
-      raise ValueError(
-        f"train_fraction is {train_fraction}; it must lie between 0 and 1"
-      )
+    train_fraction = checks.number(
+      "train_fraction",
+      train_fraction,
+      "lie between 0 and 1",
+      lambda fraction: 0 < fraction < 1,
+    )
     train, test, tested = [], [], []
     words = rng.id_words(self.ids)
     for k, (x, y) in enumerate(self.clients()):

@@ -9,8 +9,6 @@ import numpy as np
 from fedinf_jax import checks
 from fedinf_jax import memory
 
-Pair = tuple[np.ndarray, np.ndarray]
-
 
 def ids(ids: Any, num_clients: int) -> tuple[Any, ...]:
   """Returns K distinct ids; None: positions.
@@ -45,7 +43,7 @@ def listed(name: str, values: Any) -> list:
     raise ValueError(f"{name} is {values!r}; it must be a list") from error
 
 
-def pair(client_id: Any, client: Any) -> Pair:
+def pair(client_id: Any, client: Any) -> tuple[np.ndarray, np.ndarray]:
   """Returns one client's (x, y), in dtypes that JAX keeps."""
   where = f"client {client_id!r}"
   if not isinstance(client, (tuple, list)) or len(client) != 2:

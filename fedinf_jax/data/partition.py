@@ -46,9 +46,7 @@ def dirichlet(
   """
   x, y = _arrays(x, y, num_clients)
   checks.integer("seed", seed)
-  alpha = checks.number("alpha", alpha)
-  if not 0 < alpha < np.inf:
-    raise ValueError(f"alpha is {alpha}; it must be positive and finite")
+  alpha = checks.positive("alpha", alpha)
   if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
     raise ValueError("y must hold one integer label per example")
   draw = rng.host_generator(seed, rng.Stream.PARTITION, num_clients)

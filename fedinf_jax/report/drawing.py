@@ -169,9 +169,8 @@ def unit_of(size: float) -> tuple[str, float]:
 
 
 def largest(values: np.ndarray) -> float:
-  """Returns the largest finite value, 0 if there is none."""
-  finite = values[np.isfinite(values)]
-  return float(finite.max()) if len(finite) else 0.0
+  """Returns the largest finite size, 0 if there is none."""
+  return float(values.max(where=np.isfinite(values), initial=0.0))
 
 
 def floats(values) -> np.ndarray:

@@ -33,8 +33,6 @@ def pngs(contents: workdir.Contents) -> dict[str, bytes]:
 
 def learning_curve(contents):
   """Draws test loss and accuracy over rounds."""
-  if not contents.metrics:
-    return None
   figure = drawing.figure_of(2.7)
   for ax, field in zip(
     figure.subplots(1, 2), ("loss", "accuracy"), strict=True
@@ -47,7 +45,7 @@ def learning_curve(contents):
 
 def pearson(contents):
   """Draws Fig. 3 a–c: agreement of estimated with exact FIL over rounds."""
-  if not contents.has_exact or not contents.metrics or not contents.names:
+  if not contents.has_exact or not contents.names:
     return None
   figure = drawing.figure_of(3.1)
   ax = figure.subplots()

@@ -123,10 +123,9 @@ def _verdict(contents, found):
   )
   if not np.isfinite(found.fil).any():
     return lines
-  ends = (("Help most", "helps", found.helps),)
-  ends += (("Hurt most", "hurts", found.hurts),)
-  columns = "".join(_extremes(contents, found, *end) for end in ends)
-  return f'{lines}<div class="ends">{columns}</div>'
+  helping = _extremes(contents, found, "Help most", "helps", found.helps)
+  hurting = _extremes(contents, found, "Hurt most", "hurts", found.hurts)
+  return f'{lines}<div class="ends">{helping}{hurting}</div>'
 
 
 def _extremes(contents, found, title, verb, clients):

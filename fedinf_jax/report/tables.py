@@ -89,8 +89,9 @@ def gain(contents: workdir.Contents) -> str:
 def pairs(tree: dict) -> str:
   """Lists a nested dict, one dotted name per line."""
   lines = "".join(
-    f"<dt>{escaped(name)}</dt><dd>{escaped(value)}</dd>"
-    for name, value in _flat(tree)
+    f"<dt>{escaped(name)}</dt>"
+    f"<dd>{escaped('none' if value is None else value)}</dd>"
+    for name, value in workdir.flat(tree).items()
   )
   return f'<dl class="pairs">{lines}</dl>'
 
@@ -133,12 +134,3 @@ def _compact(value):
     return None
   value = float(f"{value:.6g}")
   return int(value) if value.is_integer() else value
-
-
-def _flat(tree, prefix=""):
-  """Yields (dotted name, value)."""
-  for name, value in tree.items():
-    if isinstance(value, dict):
-      yield from _flat(value, f"{prefix}{name}.")
-    else:
-      yield f"{prefix}{name}", "none" if value is None else value

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 import pathlib
 import sys
 from typing import Any
-from typing import NamedTuple
 
 from absl import logging
 import jax
@@ -104,13 +103,16 @@ class Checkpoints:
     like = init()
     if not there:
       return like, 0
-    target = _target(like)
+    replayed = getattr(like, "replayed", None)
+    mesh = devices.mesh_of(like)
+    target = jax.tree.map(_shape, like)
     del like  # There may be no room for two states.
     for round_ in there:
       try:
         if up_to is not None and round_ > up_to:
           raise _Unusable(f"is of no use, as logs are whole up to {up_to}")
-        return self._restored(target, round_), round_
+        state = self._restored(target, replayed, round_)
+        return jax.device_get(state) if mesh is None else state, round_
       except _Unusable as damage:
         warn(
           f"the checkpoint of round {round_} {damage}; going back to the one"
@@ -120,57 +122,48 @@ class Checkpoints:
         self._manager.delete(round_)
     return init(), 0
 
-  def _restored(self, target, round_):
-    """Returns the state of a round, or raises _Unusable on every process."""
+  def _restored(self, target, replayed, round_):
+    """Returns the state of a round, or raises _Unusable on every process.
+
+    Args:
+      target: the shapes of the state.
+      replayed: int32 [E], removals replayed on these devices, padding
+        included; None: none.
+      round_: which round.
+    """
+    leaves, treedef = jax.tree.flatten(target)
     state, digest, reason = None, None, "another process found it so"
     try:
       saved = self._manager.restore(
         round_,
         args=ocp.args.Composite(
           # Not strict: other devices may need another number of padding rows.
-          state=ocp.args.StandardRestore(target.leaves, strict=False),
+          state=ocp.args.StandardRestore(_named(leaves), strict=False),
           digest=ocp.args.JsonRestore(),
         ),
       )
       digest = saved["digest"]["digest"]
-      leaves = [saved["state"][name] for name in target.leaves]
-      state = target.treedef.unflatten(leaves)
+      state = treedef.unflatten(saved["state"][n] for n in _named(leaves))
     except Exception as error:  # Whatever is wrong with it, it is no use.
       reason = _reason(error)
     if not processes.gather(state is not None).all():
       raise _Unusable(f"is damaged ({reason})")
-    if target.replayed is not None:  # Padding is not the checkpoint's.
-      state = state._replace(replayed=target.replayed)
+    if replayed is not None:  # Padding is not the checkpoint's.
+      state = state._replace(replayed=replayed)
     if _digest(state) != digest:
       raise _Unusable("is damaged (its content has changed)")
     own = getattr(state, "round", None)
     if own is not None and int(own) != round_:
       raise _Unusable(f"is damaged (it is a copy of that of round {int(own)})")
-    return state if target.distributed else jax.device_get(state)
+    return state
 
 
 class _Unusable(Exception):
   """A checkpoint cannot be used; says why."""
 
 
-class _Target(NamedTuple):
-  """What a restored state must look like."""
-
-  leaves: dict[str, jax.ShapeDtypeStruct]
-  treedef: Any
-  replayed: jax.Array | None  # int32 [E], padding included
-  distributed: bool  # over several devices
-
-
-def _target(state):
-  leaves, treedef = jax.tree.flatten(state)
-  shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
-  return _Target(
-    leaves=_named([shape(a) for a in leaves]),
-    treedef=treedef,
-    replayed=getattr(state, "replayed", None),
-    distributed=devices.mesh_of(state) is not None,
-  )
+def _shape(array):
+  return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
 def _named(leaves):

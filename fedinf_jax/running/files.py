@@ -61,8 +61,9 @@ def csv_line(cells) -> str:
   Args:
     cells: None is an empty one, a string is written by `text.cell`.
   """
+  cells = [text.cell(c) if isinstance(c, str) else c for c in cells]
   made = io.StringIO()
-  csv.writer(made, lineterminator="\n").writerow(map(_cell, cells))
+  csv.writer(made, lineterminator="\n").writerow(cells)
   return made.getvalue().removesuffix("\n")
 
 
@@ -90,14 +91,6 @@ def plain(content):
 def _dumped(content, **options):
   made = json.dumps(plain(content), ensure_ascii=False, **options)
   return "\n".join(map(text.printable, made.split("\n")))
-
-
-def _cell(content):
-  if content is None:
-    return ""
-  if isinstance(content, float):
-    return repr(content)
-  return text.cell(content) if isinstance(content, str) else content
 
 
 @contextlib.contextmanager

@@ -71,7 +71,7 @@ def _estimator(task, name, trained, last_quarter):
     upload_bytes_per_participant=upload,
     upload_models=upload / memory.tree_bytes(trained.state.params),
     interactive=estimator.curvature.interactive,
-    agreement=evaluations.agreement(trained.evaluation, name),
+    **evaluations.agreement(trained.evaluation, name)._asdict(),
     last_quarter=last_quarter,
     largest_growth=float(np.asarray(health.growth, float).max()),
     nonfinite_fraction=float((np.asarray(health.nonfinite_at) > 0).mean()),

@@ -152,12 +152,7 @@ class _Running:
 
   def _log_time(self, stage, seconds, rounds=0):
     if processes.is_first():
-      records.append_timing(
-        self.folder,
-        records.Timing(
-          stage=stage, round=self.round, rounds=rounds, seconds=seconds
-        ),
-      )
+      records.append_timing(self.folder, stage, self.round, seconds, rounds)
 
 
 def _advance(run, evaluated, screen, saving):
@@ -209,11 +204,7 @@ def _whole_until(task, folder, saved):
 
   A later checkpoint is of no use: the run must write those lines again.
   """
-  found = []  # on the first process
-  processes.on_first(
-    lambda: found.append(logs.first_gap(folder, tasks.logged(task)))
-  )
-  gap = found[0] if found else None
+  gap = processes.on_first(logs.first_gap, folder, tasks.logged(task))
   until = task.fed.rounds if gap is None else gap.round - 1
   if gap and any(round_ > until for round_ in saved.rounds()):
     _warn(f"{folder / gap.name} is damaged at round {gap.round}")

@@ -2,9 +2,7 @@
 
 import csv
 import io
-import json
 import pathlib
-from typing import Any
 
 import numpy as np
 
@@ -36,32 +34,8 @@ def parsed(path: pathlib.Path):
       ) from error
 
 
-def _object(file, record):
-  content = json.load(file)
-  schema.check(content, record)
-  return content
-
-
-def _lines(file, record):
-  lines = [json.loads(line) for line in file]
-  for line in lines:
-    schema.check(line, record)
-  return lines
-
-
-def _summary(file):
-  content = json.load(file)
-  schema.check(content, dict[str, Any])
-  estimators = content.get("estimators")
-  schema.check(estimators, dict[str, dict[str, Any]], "estimators")
-  # The fields of an agreement stand among the others.
-  nested = {name: e | {"agreement": e} for name, e in estimators.items()}
-  schema.check(content | {"estimators": nested}, records.Summary)
-  return content
-
-
 def _debug(file):
-  content = _object(file, records.Debug)
+  content = schema.load(file.read(), records.Debug)
   content["bad"] = [text.unescaped(name) for name in content["bad"]]
   return content
 
@@ -83,20 +57,18 @@ def _rows(file):
 
 def _layers(file):
   """Returns client → layer → estimator → field → [N]."""
-  fields = ("round", "error", "norm")
-  tracked = {}
+  traces = {}
   for row in _rows(file):
-    client, layer, estimator = (
-      text.of_cell(row[title]) for title in ("client", "layer", "estimator")
-    )
-    traces = tracked.setdefault(client, {}).setdefault(layer, {})
-    cells = traces.setdefault(estimator, {f: [] for f in fields})
-    for field in fields:
-      cells[field].append(row[field])
-  for layers in tracked.values():
-    for traces in layers.values():
-      for cells in traces.values():
-        cells.update({f: _floats(values) for f, values in cells.items()})
+    titles = ("client", "layer", "estimator")
+    place = tuple(text.of_cell(row[title]) for title in titles)
+    traces.setdefault(place, []).append(row)
+  tracked = {}
+  for (client, layer, estimator), rows in traces.items():
+    layers = tracked.setdefault(client, {})
+    layers.setdefault(layer, {})[estimator] = {
+      field: _floats(row[field] for row in rows)
+      for field in ("round", "error", "norm")
+    }
   return tracked
 
 
@@ -106,12 +78,16 @@ def _floats(cells):
 
 
 PARSERS = {
-  records.SUMMARY: _summary,
-  records.CONFIG: lambda file: _object(file, records.About),
-  records.METRICS: lambda file: _lines(file, records.Metrics),
+  records.SUMMARY: lambda file: schema.load(file.read(), records.Summary),
+  records.CONFIG: lambda file: schema.load(file.read(), records.About),
+  records.METRICS: lambda file: [
+    schema.load(line, records.Metrics) for line in file
+  ],
   records.INFLUENCE: _influence,
-  records.HISTORY: lambda file: _lines(file, records.History),
+  records.HISTORY: lambda file: [
+    schema.load(line, records.History) for line in file
+  ],
   records.LAYERS: _layers,
-  records.CLEANSE: lambda file: _object(file, records.Cleanse),
+  records.CLEANSE: lambda file: schema.load(file.read(), records.Cleanse),
   records.DEBUG: _debug,
 }

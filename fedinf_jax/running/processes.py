@@ -75,15 +75,20 @@ def gather(*numbers) -> np.ndarray:
 
 
 def on_first(function, *args):
-  """Calls a function on the first process; what it raises, all raise."""
-  error = None
+  """Calls a function on the first process; what it raises, all raise.
+
+  Returns:
+    What the function returned; None on the other processes.
+  """
+  found = error = None
   if is_first():
     try:
-      function(*args)
+      found = function(*args)
     except (ValueError, OSError) as raised:
       error = raised
   if gather(error is not None)[0, 0]:
     raise error or ValueError("the first process reports the error")
+  return found
 
 
 def leave(code: int):

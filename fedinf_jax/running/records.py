@@ -105,13 +105,18 @@ class LayerTrust(NamedTuple):
 
 
 class Estimator(NamedTuple):
-  """An estimator of summary.json; its last Agreement is written into it."""
+  """An estimator of summary.json; its last Agreement stands among the rest."""
 
   description: str
   upload_bytes_per_participant: int
   upload_models: float
   interactive: bool  # participants answer the server instead of uploading
-  agreement: Agreement
+  fil_pearson: float | None
+  fil_spearman: float | None
+  fia_pearson: float | None
+  fip_error: float | None
+  fip_relative_error: float | None
+  truncated_fraction: float
   last_quarter: dict[str, float | None]  # means of the fields LAST_QUARTER
   largest_growth: float
   nonfinite_fraction: float
@@ -208,10 +213,14 @@ def append_round(
   files.append(folder / LAYERS, *map(files.csv_line, rows))
 
 
-def append_timing(folder: pathlib.Path, timing: Timing):
-  """Adds a line to timing.jsonl."""
-  rounded = timing._replace(seconds=round(timing.seconds, 4))
-  files.append_json(folder / TIMING, rounded)
+def append_timing(
+  folder: pathlib.Path, stage: str, round_: int, seconds: float, rounds: int = 0
+):
+  """Adds a line to timing.jsonl; see `Timing`."""
+  timing = Timing(
+    stage=stage, round=round_, rounds=rounds, seconds=round(seconds, 4)
+  )
+  files.append_json(folder / TIMING, timing)
 
 
 def write_influence(
@@ -243,14 +252,7 @@ def write_influence(
 
 def write_summary(folder: pathlib.Path, summary: Summary):
   """Writes summary.json."""
-  estimators = {}
-  for name, estimator in summary.estimators.items():
-    content = {}
-    for field, value in estimator._asdict().items():
-      content |= value._asdict() if field == "agreement" else {field: value}
-    estimators[name] = content
-  content = summary._replace(estimators=estimators)
-  files.write_json(folder / SUMMARY, content)
+  files.write_json(folder / SUMMARY, summary)
 
 
 def write_cleanse(folder: pathlib.Path, content: Cleanse):

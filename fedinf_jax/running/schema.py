@@ -1,9 +1,17 @@
 """Compares JSON with the records it was written from."""
 
+import json
 import types
 import typing
 
 import numpy as np
+
+
+def load(content: str, record):
+  """Reads JSON that was written from a record; `check` says what it must be."""
+  found = json.loads(content)
+  check(found, record)
+  return found
 
 
 def check(content, record, where: str = ""):

@@ -65,8 +65,8 @@ def claim(folder: pathlib.Path, about: records.About):
   if not path.exists():
     files.write_json(path, about)
     return
-  mine = _flat(files.plain(about))
-  theirs = _flat(files.read_json(path))
+  mine = flat(files.plain(about))
+  theirs = flat(files.read_json(path))
   for key in sorted(mine.keys() | theirs.keys()):
     if mine.get(key) != theirs.get(key):
       raise ValueError(
@@ -197,10 +197,12 @@ def _without_rounding(values, kind, summary):
   return np.where(np.abs(values) < least.get(kind, 0), 0.0, values)
 
 
-def _flat(content, prefix=""):
-  if not isinstance(content, dict):
-    return {prefix: content}
-  parts = [
-    _flat(v, f"{prefix}.{k}" if prefix else k) for k, v in content.items()
-  ]
-  return {k: v for part in parts for k, v in part.items()}
+def flat(content: dict, prefix: str = "") -> dict[str, Any]:
+  """Returns a nested dict as one, with a dot between names and inner names."""
+  made = {}
+  for name, value in content.items():
+    if isinstance(value, dict):
+      made |= flat(value, f"{prefix}{name}.")
+    else:
+      made[prefix + name] = value
+  return made

@@ -61,9 +61,9 @@ def choose(
     int [⌊fraction · K + 1/2⌋], positions, the most harmful (helpful) first.
   """
   order = ranking(fil, higher_is_helpful=higher_is_helpful)
-  fraction = checks.number("fraction", fraction)
-  if not 0 <= fraction <= 1:
-    raise ValueError(f"fraction is {fraction}; it must lie in [0, 1]")
+  fraction = checks.number(
+    "fraction", fraction, "lie in [0, 1]", lambda f: 0 <= f <= 1
+  )
   checks.seed(seed)
   checks.one_of("end", end, ENDS)
   if end == "harmful":
@@ -89,9 +89,7 @@ def rewards(fil: Any, budget: float = 1.0) -> np.ndarray:
     float64 [K], >= 0.
   """
   help_ = np.maximum(_scores("fil", fil), 0)
-  budget = checks.number("budget", budget)
-  if not 0 <= budget < np.inf:
-    raise ValueError(f"budget is {budget}; it must be >= 0 and finite")
+  budget = checks.not_negative("budget", budget)
   largest = help_.max()
   # Divided by the largest first, for sums beyond or below what floats hold.
   shares = help_ / largest if largest > 0 else np.ones(len(help_))

@@ -141,9 +141,10 @@ def rounds(
   params: types.Params | None = None,
   seed: int = 0,
 ) -> Iterator[Round]:
-  """Trains as `simulate` does, and shows every round's local updates."""
-  checks.seed(seed)
-  agreement.training(model, data, fed)
+  """Trains as `simulate` does, and shows every round's local updates.
+
+  Arguments are those of `baselines`, which checks what is to be trained.
+  """
   cohorts = checks.cohorts(cohorts, data, fed, seed)
   params = checks.params(params, model, seed, data)
   clients, root = on_device.put(data), jax.random.key(seed)

@@ -44,10 +44,8 @@ class GTGShapley:
     checks.positive_integer("max_sweeps", self.max_sweeps)
     for name in ("eps_between", "eps_within", "tolerance"):
       value = getattr(self, name)
-      if name == "tolerance" and value is None:
-        continue
-      if not 0 <= checks.number(name, value) < np.inf:
-        raise ValueError(f"{name} is {value}; it must be >= 0 and finite")
+      if not (name == "tolerance" and value is None):
+        checks.not_negative(name, value)
 
 
 def require_memory(settings: GTGShapley, num_players: int):
