@@ -156,8 +156,8 @@ def coordinates(
 
   Without client c, round t carries ε_{t−1} by M^{−c} and not by M. With
   `own_part`, the difference a_c/(1 − a_c) (M − J_c) ε_{t−1} is accounted for
-  as far as ε_{t−1} lies along the client's own change of the round (see
-  `own_multiple`).
+  as far as ε_{t−1} lies along the client's own change of the round: a multiple
+  (see `own_multiple`) between 0 and the sum of its gains so far.
 
   Args:
     passed: what the backward pass has left.
@@ -167,16 +167,23 @@ def coordinates(
     own_part: whether to do so.
   """
 
-  def one_round(z, inputs):
+  def one_round(carry, inputs):
+    z, gains = carry
     clients, gain, (pushed, seen, gap, gram) = inputs
     moved = pushed
     if own_part:
       multiple = own_multiple(z[clients], seen, gram)
+      # ε holds Σ gain · d of the rounds before, and training contracts them.
+      multiple = jnp.clip(multiple, 0, gains[clients])
       moved = moved + multiple[:, None] * gap
-    return z.at[clients].add(gain[:, None] * moved), None
+    z = z.at[clients].add(gain[:, None] * moved)
+    return (z, gains.at[clients].add(gain)), None
 
-  zero = jnp.zeros((num_clients, passed.gram.shape[-1]), passed.gram.dtype)
-  return lax.scan(one_round, zero, (cohorts, weights.gain, passed))[0]
+  dtype = passed.gram.dtype
+  zero = jnp.zeros((num_clients, passed.gram.shape[-1]), dtype)
+  start = zero, jnp.zeros(num_clients, dtype)
+  inputs = cohorts, weights.gain, passed
+  return lax.scan(one_round, start, inputs)[0][0]
 
 
 def own_multiple(z: jax.Array, seen: jax.Array, gram: jax.Array) -> jax.Array:

@@ -95,7 +95,10 @@ def test_derivative_is_that_of_the_weights(kind):
     assert scale > 1e-3
 
 
-@pytest.mark.parametrize("kind", DEFAULT)
+BATCHES = ["mlp, batches", pytest.param("alone", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("kind", BATCHES)
 def test_all_directions_lose_nothing(kind):
   case, cohorts, changes = KINDS[kind]
   fed = make_fed(cohorts, **changes)
@@ -112,7 +115,7 @@ def test_all_directions_lose_nothing(kind):
   assert found.carried == pytest.approx(1)
 
 
-@pytest.mark.parametrize("kind", DEFAULT)
+@pytest.mark.parametrize("kind", BATCHES)
 def test_own_part_is_as_written_out(kind):
   case, cohorts, changes = KINDS[kind]
   fed = make_fed(cohorts, **changes)
@@ -136,32 +139,6 @@ def test_trains_as_the_simulation_does():
   found = go(cases.mlp, COHORTS, fed, directions=0)
   run = fi.simulate(model, data, fed, cohorts=COHORTS, seed=4)
   cases.close(found.params, run.params, rtol=0, atol=1e-15)
-
-
-def test_in_single_precision(enable_x32):
-  model = fi.models.logreg(4, 3)
-  draw = np.random.default_rng(0)
-  clients = [
-    (draw.normal(size=(n, 4)).astype(np.float32), draw.integers(0, 3, n))
-    for n in (1, 2, 9, 14, 5, 12)
-  ]
-  data = fi.FederatedData.from_clients(clients, num_classes=3)
-  x, y = data.pooled()
-  found = fi.adjoint(
-    model, data, make_fed(COHORTS), x, y, cohorts=COHORTS, directions=4
-  )
-  assert found.influence.dtype == np.float32
-  with jax.enable_x64(True):
-    data = fi.FederatedData.from_clients(
-      [(a.astype(np.float64), b) for a, b in clients], num_classes=3
-    )
-    params = cases.in_double(checks.params(None, model, 0, data))
-    exact = fi.adjoint(
-      model, data, make_fed(COHORTS), x.astype(np.float64), y,
-      cohorts=COHORTS, directions=4, params=params,
-    )  # fmt: skip
-  np.testing.assert_allclose(found.influence, exact.influence, atol=2e-5)
-  np.testing.assert_allclose(found.derivative, exact.derivative, atol=2e-5)
 
 
 REGRESSION = cases.regression()

@@ -113,7 +113,7 @@ def corrected(rounds, basis, num_clients):
     m = sum(r.share[k] * np.asarray(r.jacobian[k]) for k in r.share)
     rows.append(rows[-1] @ m)
   rows = rows[::-1]  # Λ_0 … Λ_T
-  z = np.zeros((num_clients, len(basis)))
+  z, gains = np.zeros((num_clients, len(basis))), np.zeros(num_clients)
   for t, r in enumerate(rounds):
     earlier, later = rows[t], rows[t + 1]
     for k, a in r.share.items():
@@ -121,9 +121,10 @@ def corrected(rounds, basis, num_clients):
       d = r.before - r.after if alone else r.after - r.local[k]
       pulled = later if alone else later @ np.asarray(r.jacobian[k])
       sign, gain = (-1, 1) if alone else (1, a / (1 - a))
-      alpha = _multiple(z[k], earlier, earlier @ d)
+      alpha = np.clip(_multiple(z[k], earlier, earlier @ d), 0, gains[k])
       own = sign * alpha * (earlier - pulled) @ d
       z[k] = z[k] + gain * (later @ d + own)
+      gains[k] += gain
   return z
 
 
