@@ -134,6 +134,7 @@ def test_any_metric_at_the_moved_models():
   assert accuracy[k] == moved and moved != 0
 
 
+@pytest.mark.slow
 def test_own_metric_and_none_of_its_curvature():
   first = go(metric=fi.metrics.cross_entropy, directions=0)
   np.testing.assert_allclose(

@@ -62,9 +62,9 @@ KINDS = {
 }
 
 
-DEFAULT = "mlp, batches", "alone"
+DEFAULT = "mlp, batches"
 SLOW = [
-  kind if kind in DEFAULT else pytest.param(kind, marks=pytest.mark.slow)
+  kind if kind == DEFAULT else pytest.param(kind, marks=pytest.mark.slow)
   for kind in KINDS
 ]
 
@@ -95,10 +95,9 @@ def test_derivative_is_that_of_the_weights(kind):
     assert scale > 1e-3
 
 
-BATCHES = ["mlp, batches", pytest.param("alone", marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("kind", BATCHES)
+@pytest.mark.parametrize(
+  "kind", [pytest.param(DEFAULT, marks=pytest.mark.slow), "alone"]
+)
 def test_all_directions_lose_nothing(kind):
   case, cohorts, changes = KINDS[kind]
   fed = make_fed(cohorts, **changes)
@@ -115,7 +114,9 @@ def test_all_directions_lose_nothing(kind):
   assert found.carried == pytest.approx(1)
 
 
-@pytest.mark.parametrize("kind", BATCHES)
+@pytest.mark.parametrize(
+  "kind", [DEFAULT, pytest.param("alone", marks=pytest.mark.slow)]
+)
 def test_own_part_is_as_written_out(kind):
   case, cohorts, changes = KINDS[kind]
   fed = make_fed(cohorts, **changes)
