@@ -7,7 +7,8 @@ machine multiplies matrices; ratios are within that process. Seconds are the
 least of several repeats. With fedjax installed
 (pip install -r requirements-fedjax.txt) the same rounds are timed with it, too.
 Two idle cores: setting1, setting2 and exponents take two minutes together,
-setting3 four, leafcnn about as long.
+setting3 four, leafcnn about as long. The workload backwards times `fi.adjoint`
+for 1,000, 10,000 and 100,000 clients with the same cohorts.
 """
 
 import json

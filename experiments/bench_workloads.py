@@ -10,8 +10,8 @@ from typing import Any
 from typing import NamedTuple
 
 import ml_collections
-import numpy as np
 
+from experiments import bench_backwards
 from experiments import bench_measure
 from experiments import estimators as named
 from experiments import recipes
@@ -47,8 +47,8 @@ WORKLOADS = {
     replay=False,
   ),
   "exponents": None,
+  "backwards": None,
 }
-EXAMPLES = 20  # Per client of the 100,000, who would not fit otherwise.
 
 
 def measure(name: str, scale: float, say: Callable[[str], None]) -> dict:
@@ -64,6 +64,8 @@ def measure(name: str, scale: float, say: Callable[[str], None]) -> dict:
   found = {"gemm_peak_gflops": peak}
   if name == "exponents":
     return found | bench_measure.exponents(scale, say)
+  if name == "backwards":
+    return found | bench_backwards.measure(scale, say)
   workload = WORKLOADS[name]
   config, federation = _federation(workload, scale)
   say("rounds that keep every ε")
@@ -139,20 +141,10 @@ def _federation(workload, scale):
   if not workload.num_clients:
     task = recipes.build(workload.recipe, config, None)
     return config, bench_measure.Federation(task.model, task.train, task.fed)
-  data = _equal_clients(config.data.num_clients)
+  data = bench_measure.equal_clients(config.data.num_clients)
   model = fi.models.logreg(data.x.shape[1], data.num_classes, "sigmoid")
   fed = fi.FedAvg(**{**config.fed, "batch_size": None})
   return config, bench_measure.Federation(model, data, fed)
-
-
-def _equal_clients(num_clients):
-  """Makes clients of EXAMPLES each, of the shape of setting 1, quickly."""
-  draw = np.random.default_rng(0)
-  x = draw.standard_normal((num_clients * EXAMPLES, 60), np.float32)
-  y = draw.integers(0, 5, len(x)).astype(np.int32)
-  return fi.data.partition.iid(
-    x, y, num_clients=num_clients, seed=0, num_classes=5
-  )
 
 
 def _operations(config: ml_collections.ConfigDict, data) -> int:

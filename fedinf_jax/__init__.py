@@ -22,6 +22,9 @@ from fedinf_jax.guards import lwet as lwet
 from fedinf_jax.guards import no_guard as no_guard
 from fedinf_jax.influence import estimator as estimator
 from fedinf_jax.influence import Health as Health
+from fedinf_jax.simulation import adjoint as adjoint
+from fedinf_jax.simulation import adjoint_pass as adjoint_pass
+from fedinf_jax.simulation import Found as Found
 from fedinf_jax.simulation import from_exact as from_exact
 from fedinf_jax.simulation import Run as Run
 from fedinf_jax.simulation import simulate as simulate

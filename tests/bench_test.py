@@ -51,6 +51,15 @@ def test_two_workloads_in_processes_of_their_own(tmp_path):
   assert set(found["exponents"]) >= EXPONENTS
 
 
+@pytest.mark.slow
+def test_backwards_beside_forward_and_replay(tmp_path):
+  found = run("backwards", tmp_path / "bench.json")["backwards"]
+  assert {"trainings_forward_1000", "trainings_replay_1000"} <= set(found)
+  for clients in (1_000, 10_000, 100_000):
+    assert found[f"trainings_16_directions_{clients}"] > 0
+    assert found[f"program_mb_0_directions_{clients}"] > 0
+
+
 def test_a_wrong_flag_is_one_line():
   done = binaries.start("bench", "--workloads=setting9")
   assert done.returncode == 2

@@ -38,6 +38,7 @@ PRINTED = {
     "ours hospital 0 -",
     "exact hospital 0 -",
     "after round 30",
+    "backwards: hospital 0 -",
     "'kernel': (12, 4, 3)",
     "read off:",
   ],

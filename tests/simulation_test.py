@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedinf_jax as fi
-from fedinf_jax.simulation import run as runs_
+from fedinf_jax.simulation import scores
 from tests import jaxprs
 
 FED = fi.FedAvg(
@@ -128,8 +128,8 @@ def test_every_product_asks_for_full_precision():
   run = fi.simulate(MODEL, make_data(), FED, exact=True)
   x, y = make_data().pooled()
   influence = jax.make_jaxpr(
-    lambda p, e: runs_._scores(
-      p, e, x, y, model=MODEL, metric=fi.metrics.loss, chunk=4, mesh=None
+    lambda p, e: scores.scores(
+      p, e, None, x, y, model=MODEL, metric=fi.metrics.loss, chunk=4, mesh=None
     )
   )(run.params, run.exact_eps)
   dots += [

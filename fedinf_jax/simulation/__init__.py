@@ -1,5 +1,8 @@
 """The simulation: the method as one compiled program on any devices."""
 
+from fedinf_jax.simulation.adjoint import adjoint as adjoint
+from fedinf_jax.simulation.adjoint import adjoint_pass as adjoint_pass
+from fedinf_jax.simulation.found import Found as Found
 from fedinf_jax.simulation.run import Run as Run
 from fedinf_jax.simulation.run import State as State
 from fedinf_jax.simulation.simulator import from_exact as from_exact

@@ -169,15 +169,13 @@ def make(
       checks.positive_integer(name, chunk)
   data, setup = asked.data, asked.setup
   reports = report_shapes(setup, asked.estimators, asked.params, data)
-  gradient_bytes = memory.gradient_bytes(
-    setup.model, asked.params, _example_shapes(setup, data)
-  )
+  each_bytes = gradient_bytes(asked)
   at_once = memory.uploads_at_once(memory.tree_bytes(reports))
   schedule = schedules.schedule(
     asked.cohorts,
     data.num_examples,
     setup.fed.batch_size,
-    max_lanes=_max_lanes(asked, at_once, gradient_bytes),
+    max_lanes=_max_lanes(asked, at_once, each_bytes),
   )
   _, num_waves, lanes = schedule.clients.shape
   if upload_chunk is None:
@@ -188,7 +186,7 @@ def make(
     setup=setup,
     estimators=tuple(asked.estimators.items()),
     sizes=schedule.sizes,
-    replay_chunk=replay_chunk or _replay_chunk(asked, lanes * gradient_bytes),
+    replay_chunk=replay_chunk or _replay_chunk(asked, lanes * each_bytes),
     upload_chunk=_divisor(num_waves, upload_chunk),
     layout=layout,
   )
@@ -228,20 +226,26 @@ def report_shapes(
   return jax.eval_shape(take_part, params, examples, draws)
 
 
+def gradient_bytes(asked: Request) -> int:
+  """Bounds the temporaries of the largest local step's gradient."""
+  shapes = _example_shapes(asked.setup, asked.data)
+  return memory.gradient_bytes(asked.setup.model, asked.params, shapes)
+
+
 def _example_shapes(setup, data):
   """Returns the shapes of the largest local step's x and y."""
   shape = lambda a: (setup.max_examples, *a.shape[1:])
   return [jax.ShapeDtypeStruct(shape(a), a.dtype) for a in (data.x, data.y)]
 
 
-def _max_lanes(asked, at_once, gradient_bytes):
+def _max_lanes(asked, at_once, each_bytes):
   """Returns how many participants may train side by side."""
   if any(e.curvature.interactive for e in asked.estimators.values()):
     return 1  # Each makes an R × P result of its own.
   cohort_size = asked.setup.fed.cohort_size
   # There is a wave for every device.
   each = -(-cohort_size // devices.num_devices(asked.mesh))
-  fitting = memory.models_at_once(cohort_size, gradient_bytes)
+  fitting = memory.models_at_once(cohort_size, each_bytes)
   return max(1, min(at_once, fitting, each))
 
 

@@ -110,17 +110,17 @@ def loop(choices: stages_.Choices) -> Callable:
     with jax.default_matmul_precision("highest"):
       return lax.while_loop(
         lambda s: (s.round < stop) & (s.diverged < 0),
-        lambda s: _one_round(choices, stages, s, inputs),
+        lambda s: one_round(choices, stages, s, inputs),
         state,
       )
 
   return run_rounds
 
 
-def _one_round(choices, stages, state, inputs):
+def one_round(choices, stages, state, inputs):
   """Does one round: everybody's training, every ε, every replayed model."""
   layout = choices.layout
-  cohort = _cohort(choices, state, inputs)
+  cohort = cohort_of(choices, state, inputs)
   round_ = state.round + 1
   so_far, (local, finite) = _receive_all(choices, stages, state, inputs, cohort)
   attendance = cohort.attendance
@@ -156,7 +156,7 @@ def _one_round(choices, stages, state, inputs):
   return devices.constrain(layout.mesh, state, state_specs(state, layout))
 
 
-def _cohort(choices, state, inputs):
+def cohort_of(choices, state, inputs):
   """Reads who takes part, and with which weights."""
   waves = inputs.waves[state.round]
   clients = waves.reshape(-1)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -11,12 +12,11 @@ import numpy as np
 from fedinf_jax import agreement
 from fedinf_jax import checks
 from fedinf_jax import influence
-from fedinf_jax import memory
-from fedinf_jax import metrics
 from fedinf_jax import tree
 from fedinf_jax import types
 from fedinf_jax.data import federated
 from fedinf_jax.simulation import devices
+from fedinf_jax.simulation import scores
 
 
 class State(NamedTuple):
@@ -36,14 +36,15 @@ class State(NamedTuple):
   num_removals: jax.Array
 
 
-def check_state(state: State, expected: State | None = None):
+def check_state(state: Any, expected: Any = None, kind: type = State):
   """Refuses what is no state, one of another simulator, or one used up.
 
   Args:
     state: what a user hands in.
     expected: the shapes it must have; None: any.
+    kind: the type it must have.
   """
-  if not isinstance(state, State):
+  if not isinstance(state, kind):
     raise ValueError(
       f"state is a {type(state).__name__}; it must be what a simulator's"
       " init or step returned"
@@ -155,7 +156,6 @@ class Run:
       ValueError: naming the argument and the example at fault.
     """
     eps = self._eps_of(of)
-    mesh = devices.mesh_of(eps)
     arrays = agreement.evaluation(
       self.model,
       self.params,
@@ -164,23 +164,9 @@ class Run:
       like=self.example,
       num_models=jax.tree.leaves(eps)[0].shape[0],
     )
-    x, y = devices.put(mesh, arrays, devices.REPLICATED)
-    without, present, moved = _scores(
-      self.params,
-      eps,
-      x,
-      y,
-      model=self.model,
-      metric=metric,
-      chunk=self._models_at_once(eps, x),
-      mesh=mesh,
-    )
+    found = scores.influence(self.model, self.params, eps, metric, arrays)
     count = len(self.exact_rows) if of == "exact" else self.num_removals
-    without, moved = without[:count], moved[:count]
-    # Out here because a fused difference would be one of unrounded values. An ε
-    # of zero has no influence, whatever a batched product rounds to.
-    keep = moved.reshape(-1, *[1] * (without.ndim - 1))
-    return jnp.where(keep, without - present[None], 0)
+    return found[:count]
 
   def _eps_of(self, of):
     eps = None
@@ -194,46 +180,6 @@ class Run:
         ' ("exact" needs exact=True or a list of rows)'
       )
     return eps
-
-  def _models_at_once(self, eps, x):
-    """Returns how many removals a device evaluates together."""
-    if jax.default_backend() == "cpu":
-      # Batched, the time was quadratic in the removals: XLA seems to add w + ε
-      # within the product, once for each output.
-      return 1
-    per_model = memory.intermediate_bytes(self.model.apply, self.params, x)
-    per_model += memory.tree_bytes(self.params)
-    num_models = jax.tree.leaves(eps)[0].shape[0]
-    num_devices = devices.num_devices(devices.mesh_of(eps))
-    return memory.chunk_size(num_models // num_devices, per_model)
-
-
-@functools.partial(
-  jax.jit, static_argnames=("model", "metric", "chunk", "mesh")
-)
-def _scores(params, eps, x, y, *, model, metric, chunk, mesh):
-  """Returns F(w + ε) of every removal, F(w), and which ε are not zero."""
-  metric = metrics.of_model(metric, model)
-
-  def scores(eps, params, x, y):
-    score = lambda w: metric(model.apply(w, x), y)
-    without = lambda e: score(jax.tree.map(jnp.add, params, e))
-    moves = [
-      (a != 0).reshape(a.shape[0], -1).any(1) for a in jax.tree.leaves(eps)
-    ]
-    moved = functools.reduce(jnp.logical_or, moves)
-    return tree.map_rows(without, eps, chunk), score(params), moved
-
-  everywhere, split = devices.REPLICATED, devices.SPLIT
-  with jax.default_matmul_precision("highest"):
-    found = devices.per_device(
-      scores,
-      mesh,
-      devices.ALL,
-      (split, everywhere, everywhere, everywhere),
-      (split, everywhere, split),
-    )(eps, params, x, y)
-  return devices.constrain(mesh, found, everywhere)
 
 
 def _readable(health, num_removals):

@@ -84,7 +84,7 @@ def simulator(
     replay_chunk=replay_chunk, upload_chunk=upload_chunk, mesh=mesh,
   )  # fmt: skip
   _require_memory(plan)
-  expected = jax.eval_shape(lambda params: _start(plan, params), plan.params)
+  expected = jax.eval_shape(lambda params: start(plan, params), plan.params)
   advance = rounds.loop(plan.choices)
 
   def step(state, rounds=1):
@@ -97,12 +97,8 @@ def simulator(
           f"rounds is {rounds}; {left} of {fed.rounds} rounds are left"
         )
     state = advance(state, rounds, plan.inputs)
-    if not traced and int(state.diverged) >= 0:
-      raise ValueError(
-        f"round {int(state.round)}: the upload of client"
-        f" {data.ids[int(state.diverged)]!r} is not finite; a smaller learning"
-        " rate may help"
-      )
+    if not traced:
+      require_finite(state, data)
     return state
 
   return Simulator(lambda: _init(plan), step)
@@ -134,7 +130,7 @@ def lower(
   program needs, before anything is run.
   """
   plan = _plan(model, data, fed, **options)
-  state = jax.eval_shape(lambda params: _start(plan, params), plan.params)
+  state = jax.eval_shape(lambda params: start(plan, params), plan.params)
   if plan.choices.layout.mesh is not None:
     place = lambda sharding, part: jax.tree.map(
       lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), part
@@ -230,6 +226,16 @@ def _require_memory(plan):
     memory.require(f"local_steps is {steps}: its models", steps * model)
 
 
+def require_finite(state: runs.State, data: federated.FederatedData):
+  """Refuses a state with an upload that is not finite."""
+  if int(state.diverged) >= 0:
+    raise ValueError(
+      f"round {int(state.round)}: the upload of client"
+      f" {data.ids[int(state.diverged)]!r} is not finite; a smaller learning"
+      " rate may help"
+    )
+
+
 def _whole(rounds):
   """Returns a number of rounds, which may be an array of JAX's."""
   if isinstance(rounds, jax.Array) and not rounds.ndim:
@@ -237,7 +243,7 @@ def _whole(rounds):
   return checks.integer("rounds", rounds)
 
 
-def _start(plan, params):
+def start(plan: plans.Plan, params: types.Params) -> runs.State:
   """Returns the state before the first round."""
   # Copied: `step` donates its state, and `params` may be the caller's.
   params = jax.tree.map(jnp.copy, params)
@@ -269,11 +275,11 @@ def _init(plan):
   """Returns the state before the first round, where it belongs."""
   mesh = plan.choices.layout.mesh
   if mesh is None:
-    return _start(plan, plan.params)
-  start = lambda params: _start(plan, params)
-  shardings = _shardings(plan, jax.eval_shape(start, plan.params))
+    return start(plan, plan.params)
+  begin = lambda params: start(plan, params)
+  shardings = _shardings(plan, jax.eval_shape(begin, plan.params))
   params = devices.put(mesh, plan.params, devices.REPLICATED)
-  return jax.jit(start, out_shardings=shardings)(params)
+  return jax.jit(begin, out_shardings=shardings)(params)
 
 
 def _shardings(plan, state):

@@ -51,6 +51,16 @@ def client_specs(layout: devices.Layout) -> on_device.Clients:
   )
 
 
+def own_clients(
+  layout: devices.Layout, clients: on_device.Clients
+) -> on_device.Clients:
+  """Within `per_device`: the clients as a device has them."""
+  if not layout.own_data:
+    return clients
+  own = [a[0] for a in (clients.x, clients.y, clients.offset)]
+  return on_device.Clients(*own, clients.count, clients.words)
+
+
 def build(choices: Choices) -> Stages:
   """Builds the parts of a round."""
   layout, mesh = choices.layout, choices.layout.mesh
@@ -127,9 +137,7 @@ def _receive(choices):
 
   def receive(operand, clients, waves, size_class):
     params, draws, hits = operand
-    if layout.own_data:
-      own = [a[0] for a in (clients.x, clients.y, clients.offset)]
-      clients = on_device.Clients(*own, clients.count, clients.words)
+    clients = own_clients(layout, clients)
 
     def one_wave(_, inputs):
       wave, size_class = inputs

@@ -1,0 +1,94 @@
+"""Times the pass backwards, and what it needs, as clients grow in number."""
+
+from collections.abc import Callable
+import time
+
+import jax
+import numpy as np
+
+from experiments import bench_measure
+from experiments import estimators as named
+import fedinf_jax as fi
+from fedinf_jax import checks
+from fedinf_jax import memory
+
+CLIENTS = 1_000, 10_000, 100_000
+DIRECTIONS = 0, 16
+ROUNDS = 100
+TEST = 2_000  # examples that influence is measured on
+BESIDE = 1_000  # The most clients that other methods are timed with.
+
+
+def measure(scale: float, say: Callable[[str], None]) -> dict:
+  """Returns trainings that a pass takes, and its memory, by clients.
+
+  All federations have the cohorts of the smallest: only the number of the
+  others differs.
+  """
+  found = {}
+  fed = fi.FedAvg(
+    rounds=max(4, round(scale * ROUNDS)), cohort_size=10, local_steps=5,
+    learning_rate=0.003,
+  )  # fmt: skip
+  model = fi.models.logreg(60, 5)
+  cohorts = None
+  for clients in CLIENTS:
+    count = max(40, round(scale * clients))
+    data = bench_measure.equal_clients(count)
+    if cohorts is None:
+      cohorts = checks.cohorts(None, data, fed, 0)
+    say(f"{count:,} clients: plain training")
+    plain = _seconds(model, data, fed, cohorts)
+    found[f"training_seconds_{clients}"] = plain
+    for directions in DIRECTIONS:
+      say(f"{count:,} clients: backwards with {directions} eigenvectors")
+      took, need = _backwards(model, data, fed, cohorts, directions)
+      found[f"trainings_{directions}_directions_{clients}"] = took / plain
+      found[f"program_mb_{directions}_directions_{clients}"] = need
+    if clients > BESIDE:
+      continue
+    for name, options in (
+      ("forward", {"estimators": named.build("both")}),
+      ("replay", {"exact": True}),
+    ):
+      say(f"{count:,} clients: {name}")
+      took = _seconds(model, data, fed, cohorts, repeats=1, **options)
+      found[f"trainings_{name}_{clients}"] = took / plain
+  return found
+
+
+def _seconds(
+  model, data, fed, cohorts, *, repeats=bench_measure.REPEATS, **options
+):
+  """Times a whole run without its compilation."""
+  init, step = fi.simulator(model, data, fed, cohorts=cohorts, **options)
+  return _least(lambda: step(init(), fed.rounds), repeats)
+
+
+def _backwards(model, data, fed, cohorts, directions):
+  """Returns seconds of a pass, and MB that its programs need beside data."""
+  x, y = data.pooled()
+  go = fi.adjoint_pass(
+    model, data, fed, x[:TEST], y[:TEST], directions=directions,
+    cohorts=cohorts,
+  )  # fmt: skip
+
+  def all_of_it():
+    state = go.turn(go.train(go.init(), fed.rounds))
+    return go.read(go.back(state, fed.rounds)).influence
+
+  own = sum(memory.tree_bytes(a) for a in (data.x, data.y, data.num_examples))
+  needs = [memory.compiled_bytes(p.compile()) for p in go.lower()]
+  seconds = _least(all_of_it, bench_measure.REPEATS)
+  return seconds, (max(needs) - own) / 2**20
+
+
+def _least(function, repeats):
+  """Returns the least seconds of some calls after the first."""
+  jax.block_until_ready(function())
+  took = []
+  for _ in range(repeats):
+    started = time.perf_counter()
+    jax.block_until_ready(function())
+    took.append(time.perf_counter() - started)
+  return float(np.min(took))

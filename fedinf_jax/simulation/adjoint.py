@@ -1,0 +1,181 @@
+"""One training and one pass back through it: every client's influence."""
+
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+import jax
+
+from fedinf_jax import checks
+from fedinf_jax import fedavg
+from fedinf_jax import metrics
+from fedinf_jax import types
+from fedinf_jax.data import federated
+from fedinf_jax.simulation import found as founds
+from fedinf_jax.simulation import plan as plans
+from fedinf_jax.simulation import reverse
+from fedinf_jax.simulation import run as runs
+from fedinf_jax.simulation import simulator
+from fedinf_jax.simulation import turning
+
+
+class Pass(NamedTuple):
+  """A pass whose loop belongs to the caller. States given are used up."""
+
+  init: Callable[[], reverse.State]
+  train: Callable[..., reverse.State]  # (state, rounds=1)
+  turn: Callable[..., reverse.State]  # (state, at=None)
+  back: Callable[..., reverse.State]  # (state, rounds=1)
+  read: Callable[[reverse.State], founds.Found]
+  lower: Callable[[], reverse.Loops]  # both programs, before anything is run
+
+
+def adjoint(
+  model: types.Model,
+  data: federated.FederatedData,
+  fed: fedavg.FedAvg,
+  x: Any,
+  y: Any,
+  **options,
+) -> founds.Found:
+  """Trains once and scores every client by one pass back.
+
+  Takes the arguments of `adjoint_pass` and does all its rounds.
+
+  Example:
+    found = fi.adjoint(model, data, fed, x_test, y_test)
+    found.influence  # [K], on the test loss
+    found.on(fi.metrics.accuracy, x_test, y_test)  # [K]
+  """
+  go = adjoint_pass(model, data, fed, x, y, **options)
+  state = go.turn(go.train(go.init(), fed.rounds))
+  return go.read(go.back(state, fed.rounds))
+
+
+def adjoint_pass(
+  model: types.Model,
+  data: federated.FederatedData,
+  fed: fedavg.FedAvg,
+  x: Any,
+  y: Any,
+  *,
+  metric: Callable = metrics.loss,
+  directions: int = 16,
+  own_part: bool = True,
+  cohorts: Any = None,
+  params: types.Params | None = None,
+  seed: int = 0,
+  snapshot_every: int | None = None,
+  mesh: jax.sharding.Mesh | str | None = None,
+) -> Pass:
+  """Prepares a training and the pass back through it.
+
+  Args:
+    model: what to train.
+    data: the K clients.
+    fed: how.
+    x: [N, ...] test inputs.
+    y: [N, ...] test labels.
+    metric: (outputs, y) -> [], differentiable; `metrics.loss` is the model's
+      own. Influence on others is read off the result.
+    directions: eigenvectors of the metric's Hessian that are carried back
+      beside its gradient; 0: first order.
+    own_part: account for the client's own part in carrying its earlier
+      influence; see `backwards.coordinates`.
+    cohorts: int [T, B] positions of clients; None: drawn from the seed.
+    params: w_0; None: drawn from the seed.
+    seed: of every draw.
+    snapshot_every: rounds between the models that are kept. Those in between
+      are trained again on the way back. None: √T; 1: every model is kept.
+    mesh: None: one device; "auto": all there are; or a Mesh as `simulator`
+      takes it. Its devices share the participants of a round.
+
+  Returns:
+    The functions of a pass: `init() -> state`; `train(state, rounds=1)`;
+    `turn(state, at=None)`, which finds the directions after round `at` (the
+    last one trained); `back(state, rounds=1)`; `read(state)`, once all rounds
+    are passed. A state may be turned again at another round. `lower()` gives
+    the programs, to ask what memory they need.
+
+  Raises:
+    ValueError: naming the argument, client or round at fault.
+  """
+  own_part = checks.boolean("own_part", own_part)
+  count = checks.integer("directions", directions)
+  asked = plans.request(
+    model, data, fed, estimators=None, exact=False, removals_=None,
+    cohorts=cohorts, params=params, seed=seed, server_data=None, mesh=mesh,
+  )  # fmt: skip
+  examples = turning.check_examples(model, data, asked.params, metric, (x, y))
+  turning.require_directions(count, asked.params)
+  every = turning.snapshot_distance(snapshot_every, fed.rounds)
+  score = turning.score(model, metric)
+  turning.require_gradient(score, asked.params, examples, asked.seed)
+  plan = plans.make(asked, replay_chunk=None, upload_chunk=None)
+  parts = turning.Parts(plan, asked, count, every, score, examples)
+  turning.require_memory(parts)
+  return _build(parts, model, own_part=own_part, metric=metric)
+
+
+def _build(parts, model, *, own_part, metric):
+  """Builds the functions of a pass."""
+  asked, plan = parts.asked, parts.plan
+  last = asked.setup.fed.rounds
+  expected = jax.eval_shape(lambda w: turning.start(parts, w), plan.params)
+  loops = reverse.loops(
+    plan.choices, parts.every, turning.directions_at_once(parts)
+  )
+  places = turning.places(plan, asked.cohorts, parts.mesh)
+  check = lambda state: runs.check_state(state, expected, reverse.State)
+
+  def train(state, rounds=1):
+    check(state)
+    left = last - int(state.trained.round)
+    state = loops.train(state, _rounds(rounds, left), plan.inputs)
+    simulator.require_finite(state.trained, asked.data)
+    return state
+
+  def turn(state, at=None):
+    check(state)
+    return turning.turn(parts, state, at)
+
+  def back(state, rounds=1):
+    check(state)
+    if not int(state.end):
+      raise ValueError("state has no directions yet; turn it before back")
+    rounds = _rounds(rounds, int(state.left))
+    state = loops.back(state, rounds, plan.inputs, places)
+    if not bool(state.finite):
+      raise ValueError(
+        f"round {int(state.left) + 1}: a direction carried back through it is"
+        " not finite; the local optimiser may have no derivative there (for"
+        " optax.adam set eps_root), or a smaller learning rate may help"
+      )
+    return state
+
+  def read(state):
+    check(state)
+    if not int(state.end) or int(state.left):
+      raise ValueError(
+        f"state has {int(state.left) or last} rounds left to go back through"
+      )
+    return founds.read(
+      state, asked, model, metric, parts.examples,
+      linear=not parts.count, own_part=own_part,
+    )  # fmt: skip
+
+  init = lambda: turning.place(parts, turning.start(parts, plan.params))
+  lower = lambda: reverse.Loops(
+    train=loops.train.lower(expected, 1, plan.inputs),
+    back=loops.back.lower(expected, 1, plan.inputs, places),
+  )
+  return Pass(
+    init=init, train=train, turn=turn, back=back, read=read, lower=lower
+  )
+
+
+def _rounds(rounds, left):
+  rounds = checks.positive_integer("rounds", rounds)
+  if rounds > left:
+    raise ValueError(f"rounds is {rounds}; {left} rounds are left")
+  return rounds
