@@ -32,7 +32,7 @@ def get_config():
         "learning_rate": 0.003,
         "batch_size": 0,  # 0: all examples of a client in every step.
       },
-      "estimators": "both,relu",  # Names of experiments/estimators.py.
+      "estimators": "both,relu,matched",  # Names of experiments/estimators.py.
       # Of the held-out examples these are the server's, for curvature; half of
       # the others are for validation, half for testing.
       "server_examples": 3000,
