@@ -15,7 +15,7 @@ from fedinf_jax import removals as removals_
 from fedinf_jax.curvature import descent
 from fedinf_jax.linalg import low_rank
 
-REPEATS = 3
+REPEATS = 5
 SECONDS = 4.0  # Fast rounds are timed together, for about this long.
 # The sizes at which growth is fitted: R is several times m N_s, and P large
 # enough that rows act on ε directly.
@@ -35,8 +35,9 @@ class Seconds(NamedTuple):
 class Federation:
   """A model, its clients and how they train; all rounds have one cohort."""
 
-  def __init__(self, model, data, fed):
+  def __init__(self, model, data, fed, server_data=None):
     self.model, self.data, self.fed = model, data, fed
+    self.server_data = server_data
     self.cohorts = checks.cohorts(None, data, fed, 0)
     # Rounds then differ in time, not in the work.
     self.cohorts[:] = self.cohorts[0]
@@ -62,6 +63,17 @@ class Federation:
       most = (self.fed.rounds - 2) // REPEATS
       rounds = max(1, min(int(SECONDS / took), most))
     return Seconds(first - least, least)
+
+
+def kept(federation: Federation, name: str) -> Seconds:
+  """Times rounds that keep every ε by a named estimator."""
+  options, size = {}, None
+  if federation.server_data is not None:
+    size = len(federation.server_data[0])
+  estimators = named.build(name, size)
+  if estimators[name].curvature.serve is not None:
+    options["server_data"] = federation.server_data
+  return federation.seconds(estimators=estimators, **options)
 
 
 def equal_clients(num_clients: int) -> fi.FederatedData:

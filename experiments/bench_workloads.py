@@ -13,7 +13,6 @@ import ml_collections
 
 from experiments import bench_backwards
 from experiments import bench_measure
-from experiments import estimators as named
 from experiments import recipes
 import fedinf_jax as fi
 
@@ -26,13 +25,15 @@ class Workload(NamedTuple):
   changes: Mapping[str, Any] = types.MappingProxyType({})  # keys of the recipe
   num_clients: int | None = None  # equal clients, instead of the recipe's data
   estimator: str = "both"  # whose rounds are timed
+  others: tuple[str, ...] = ()  # estimators whose rounds are timed as well
   replay: bool = True  # time the replay of all clients as well
 
 
+OURS = ("relu", "server", "matched")
 WORKLOADS = {
-  "setting1": Workload(recipe="setting1", rounds=60),
-  "setting2": Workload(recipe="setting2", rounds=30),
-  "setting3": Workload(recipe="setting3", rounds=12),
+  "setting1": Workload(recipe="setting1", rounds=200, others=OURS),
+  "setting2": Workload(recipe="setting2", rounds=100, others=OURS),
+  "setting3": Workload(recipe="setting3", rounds=20, others=OURS),
   "leafcnn": Workload(
     recipe="setting3",
     rounds=2,
@@ -69,14 +70,17 @@ def measure(name: str, scale: float, say: Callable[[str], None]) -> dict:
   workload = WORKLOADS[name]
   config, federation = _federation(workload, scale)
   say("rounds that keep every ε")
-  estimators = named.build(workload.estimator)
-  kept = federation.seconds(estimators=estimators)
+  kept = bench_measure.kept(federation, workload.estimator)
   found["compile_seconds"] = kept.compile
   found["peak_rss_mb"] = _peak_rss()
   say("plain rounds")
   plain = federation.seconds().round
   found["round_seconds"] = plain
   found["influence_over_training"] = kept.round / plain
+  for other in workload.others:
+    say(f"rounds that keep every ε, by {other}")
+    took = bench_measure.kept(federation, other)
+    found[f"influence_over_training_{other}"] = took.round / plain
   say("propagation of ε")
   found |= bench_measure.sigma(federation, workload.estimator, peak)
   if workload.replay:
@@ -140,7 +144,9 @@ def _federation(workload, scale):
   config.fed.rounds = workload.rounds
   if not workload.num_clients:
     task = recipes.build(workload.recipe, config, None)
-    return config, bench_measure.Federation(task.model, task.train, task.fed)
+    return config, bench_measure.Federation(
+      task.model, task.train, task.fed, task.server_data
+    )
   data = bench_measure.equal_clients(config.data.num_clients)
   model = fi.models.logreg(data.x.shape[1], data.num_classes, "sigmoid")
   fed = fi.FedAvg(**{**config.fed, "batch_size": None})
