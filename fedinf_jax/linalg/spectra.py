@@ -65,8 +65,9 @@ def core(gram: jax.Array, spectrum: str | None, power: int) -> jax.Array:
 
 
 def _largest(matrix):
-  """Bounds the largest eigenvalue from above, by Gershgorin's circles."""
-  return jnp.abs(matrix).sum(-1).max()
+  """Bounds the largest eigenvalue: Gershgorin's circles, Frobenius' norm."""
+  circles = jnp.abs(matrix).sum(-1).max()
+  return jnp.minimum(circles, jnp.linalg.norm(matrix))
 
 
 def _series(x, power):
