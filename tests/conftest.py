@@ -2,6 +2,9 @@
 
 import os
 
+# Before NumPy is loaded; why is said in experiments/__init__.py.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import jax
 import pytest
 
