@@ -154,15 +154,10 @@ def _server_part(config, x, y):
   """Takes the server's examples for curvature from the held-out ones.
 
   Returns:
-    Those of the server, and what is left to measure influence on. That is the
-    same wherever the server's examples are from.
+    Those of the server, at most half of all, and what is left to measure
+    influence on. That is the same wherever the server's examples are from.
   """
-  count = config.server_examples
-  if count >= len(x):
-    raise ValueError(
-      f"server_examples is {count}; there are {len(x)} held-out examples, and"
-      " some must be left to test on"
-    )
+  count = min(config.server_examples, len(x) // 2)
   order = np.random.default_rng([config.seed, 5]).permutation(len(x))
   own, rest = np.sort(order[:count]), np.sort(order[count:])
   server = None

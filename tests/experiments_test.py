@@ -98,7 +98,7 @@ def check_metrics(folder):
   metrics = lines(folder / "metrics.jsonl")
   assert [line["round"] for line in metrics] == list(range(1, 11))
   for line in metrics:
-    assert set(line["estimators"]) == {"both", "relu"}
+    assert set(line["estimators"]) == {"both", "relu", "matched"}
     for values in line["estimators"].values():
       assert set(values) == {
         *("fil_pearson", "fil_spearman", "fia_pearson", "fip_error"),
@@ -112,6 +112,7 @@ def check_influence(folder):
   assert list(found[0]) == [
     *("client_id", "num_examples", "times_selected", "fil_exact", "fia_exact"),
     *("fil_both", "fia_both", "fil_relu", "fia_relu"),
+    *("fil_matched", "fia_matched"),
   ]
   assert len(found) == 20
   assert sum(int(row["times_selected"]) for row in found) == 10 * 10

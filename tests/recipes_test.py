@@ -101,7 +101,7 @@ def test_leaf_and_npz_give_the_same_problem(writers):
     assert not made[0].stand_in
     assert made[0].train.num_clients == 5
     assert made[0].train.num_examples.max() == 8
-    assert len(made[0].x) == 10
+    assert len(made[0].x) + len(made[0].server_data[0]) == 10
 
 
 def test_a_prepared_tfds_folder_is_read(writers, tmp_path):
@@ -302,7 +302,7 @@ def test_estimators_are_built_and_described_from_one_table():
 def test_the_server_s_examples_are_no_test_examples():
   config = small(quickstart, num_clients=60)
   config.mesh = "none"
-  config.estimators = "both"
+  config.server_examples, config.estimators = 0, "both"
   everything = recipes.build("test", config, None)
   assert everything.server_data is None
   config.server_examples, config.estimators = 200, "both,server,matched"
@@ -315,9 +315,52 @@ def test_the_server_s_examples_are_no_test_examples():
   assert not rows(task.x) & rows(x)
   assert tasks.digest(task) != tasks.digest(everything)
   tasks.simulator(task)  # It takes them.
+  parts = tasks.halves(task)
+  said = tasks.describe(task)
+  assert "held out: 200 curvature (the server's)" in said
+  assert f"{len(parts.validation)} validation, {len(parts.test)} test" in said
+  assert sorted([*parts.validation, *parts.test]) == list(range(len(task.x)))
   config.server_examples = 0
   with pytest.raises(ValueError, match="'server' needs examples of the server"):
     recipes.check(config)
   config.server_examples = 10**6
-  with pytest.raises(ValueError, match="some must be left to test on"):
-    recipes.build("test", config, None)
+  task = recipes.build("test", config, None)
+  assert len(task.server_data[0]) == len(everything.x) // 2
+
+
+@pytest.mark.parametrize("data", [quickstart, setting3])
+def test_the_server_s_examples_may_be_from_elsewhere(data):
+  config = small(data, num_clients=12)
+  config.server_examples = 40
+  config.update(mesh="none", estimators="matched")
+  own = recipes.build("test", config, None)
+  for origin in ("skewed", "stand_in"):
+    config.server_from = origin
+    other = recipes.build("test", config, None)
+    np.testing.assert_array_equal(other.x, own.x)  # Measured on the same.
+    x, y = other.server_data
+    assert len(x) == len(y) <= 40 and x.dtype == own.x.dtype
+    if origin == "skewed":
+      assert y.max() < own.server_data[1].max()
+    else:
+      assert not np.array_equal(x, own.server_data[0])
+  config.server_from = "elsewhere"
+  with pytest.raises(ValueError, match="server_from is 'elsewhere'; it must"):
+    recipes.check(config)
+
+
+def test_a_number_after_an_estimator_is_its_size():
+  built = estimators.build("both,relu@70,lowrank@5,server@30,matched@2000", 500)
+  curvatures = {name: e.curvature for name, e in built.items()}
+  assert curvatures["relu@70"].num_samples == 70
+  assert curvatures["server@30"].num_samples == 30
+  assert curvatures["matched@2000"].num_samples == 500  # All that there are.
+  assert "rank=5" in estimators.describe("lowrank@5")
+  assert "num_examples=500" in estimators.describe("matched", 500)
+  for wrong, message in (
+    ("relu@0", "after @ there must be a number"),
+    ("relu@x", "after @ there must be a number"),
+    ("basic@5", "neither samples nor a rank"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      estimators.build(wrong)

@@ -33,8 +33,8 @@ def get_config():
         "batch_size": 0,  # 0: all examples of a client in every step.
       },
       "estimators": "both,relu,matched",  # Names of experiments/estimators.py.
-      # Of the held-out examples these are the server's, for curvature; half of
-      # the others are for validation, half for testing.
+      # So many held-out examples, at most half, are the server's (curvature);
+      # half of the others are for validation, half for testing.
       "server_examples": 3000,
       "server_from": "held_out",  # Or skewed, stand_in: other examples instead.
       "exact": "all",  # Clients to replay: all, none or a number.
