@@ -4,6 +4,8 @@ python -m experiments.run [--config=NAME_OR_FILE] [--workdir=DIR]
     [--data_dir=DIR_OR_NPZ] [--seeds=0,1,2] [--config.fed.rounds=50 ...]
 
 Writes everything, report.html included, to the workdir (runs/NAME by default).
+With --config.exact=top:20 it scores all clients by one pass backwards, then
+retrains without the ten at each end.
 Started again on the same workdir it resumes where it stopped.
 """
 

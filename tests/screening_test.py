@@ -221,6 +221,12 @@ def test_a_named_estimator_screens(tmp_path):
   }
 
 
+def test_too_many_directions_are_refused_before_anything_is_written(tmp_path):
+  with pytest.raises(ValueError, match="directions is 99; the model has 15"):
+    train(make_task(directions=99), tmp_path / "w")
+  assert not (tmp_path / "w").exists()
+
+
 def test_scores_without_extremes_are_refused():
   task = make_task("top:4:truncated")
   with pytest.raises(ValueError, match="nobody was screened by 'truncated'"):

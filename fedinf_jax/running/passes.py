@@ -21,6 +21,12 @@ from fedinf_jax.running import task as tasks
 from fedinf_jax.simulation import turning
 
 
+def check(task: tasks.Task):
+  """Refuses passes with more directions than the model has parameters."""
+  for count in task.passes.values():
+    turning.require_directions(count, task.model.param_shapes())
+
+
 def prepare(task: tasks.Task, name: str) -> simulation.Pass:
   """Prepares a pass of a task."""
   return simulation.adjoint_pass(
