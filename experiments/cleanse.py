@@ -13,12 +13,15 @@ paper's way, one set for both, stands beside it.
 import pathlib
 
 from absl import flags
+import ml_collections
 import numpy as np
 from rich import progress as rich_progress
 from rich import table as rich_table
 
 from experiments import cleansing
+from experiments import estimators as named
 from experiments import launch
+from experiments import recipes
 import fedinf_jax as fi
 from fedinf_jax import report
 from fedinf_jax.running import lock
@@ -58,10 +61,9 @@ def cleanse(folder: pathlib.Path):
   task = cleansing.load(folder, _DATA_DIR.value)
   state = cleansing.state_at(folder, task, round_)
   half = tasks.halves(task)
-  run = fi.Run.of(task.model, state)
   ways = {
-    "held_out": cleansing.scores(run, task, half.validation, of),
-    "one_set": cleansing.scores(run, task, slice(None), of),
+    "held_out": cleansing.scores(state, task, half.validation, of),
+    "one_set": cleansing.scores(state, task, slice(None), of),
   }
   screen = progress.console()
   proceed = cleansing.trainer(task, half, task.seed)
@@ -153,8 +155,7 @@ def _print_table(screen, content):
 
 
 def _check_estimator(of, recipe):
-  known = [name.strip() for name in recipe["estimators"].split(",")]
-  known = [name for name in known if name]
+  known = named.split(recipes.names(ml_collections.ConfigDict(recipe)))
   if recipe["exact"] != "none":
     known.append("exact")
   if of not in known:

@@ -16,6 +16,7 @@ import fedinf_jax as fi
 from fedinf_jax import rng
 from fedinf_jax.running import checkpoint
 from fedinf_jax.running import files
+from fedinf_jax.running import passes
 from fedinf_jax.running import records
 from fedinf_jax.running import schema
 from fedinf_jax.running import task as tasks
@@ -42,7 +43,7 @@ def load(folder: pathlib.Path, data_dir: str | None) -> tasks.Task:
   config = ml_collections.ConfigDict(there["config"])
   task = recipes.build(there["name"], config, data_dir)
   workdir.claim(folder, tasks.about(task))
-  return task
+  return tasks.verified(task, passes.read(folder))
 
 
 def read_about(folder: pathlib.Path) -> dict[str, Any]:
@@ -78,18 +79,28 @@ def state_at(folder: pathlib.Path, task: tasks.Task, round_: int):
   return state
 
 
-def scores(run: fi.Run, task, rows, of: str) -> dict[str, np.ndarray]:
+def scores(state, task, rows, of: str) -> dict[str, np.ndarray]:
   """Returns FIL and −FIA of every client on some rows: higher is helpful.
 
-  Clients that were not replayed have 0: nothing is known against them.
+  Clients that were not replayed have 0: nothing is known against them. A pass
+  backwards leaves no ε in a state: it is done once more, for these rows.
   """
   x, y = task.x[rows], task.y[rows]
+  run = fi.Run.of(task.model, state)
+  influence = lambda *args: run.influence(*args, of=of)
+  if of in task.passes:
+    again, rounds = (
+      passes.prepare(task._replace(x=x, y=y), of),
+      int(state.round),
+    )
+    turned = again.turn(again.train(again.init(), rounds))
+    influence = again.read(again.back(turned, rounds)).on
   found = {}
   for name, metric, sign in (
     ("fil", fi.metrics.loss, 1),
     ("fia", fi.metrics.accuracy, -1),
   ):
-    values = sign * np.asarray(run.influence(metric, x, y, of=of), float)
+    values = sign * np.asarray(influence(metric, x, y), float)
     if of == "exact":
       everyone = np.zeros(task.train.num_clients)
       everyone[run.exact_rows] = values

@@ -61,9 +61,10 @@ def debug(
 
 def _scores(task, trained, half, sweeps):
   """Returns every score of all clients on the validation half: name → [K]."""
-  run = fi.Run.of(task.model, trained.state)
   scores = {
-    f"fil_{of}": cleansing.scores(run, task, half.validation, of)["fil"]
+    f"fil_{of}": cleansing.scores(trained.state, task, half.validation, of)[
+      "fil"
+    ]
     for of in trained.evaluation.fil
   }
   shapley = fi.valuation.GTGShapley(max_sweeps=sweeps) if sweeps else None

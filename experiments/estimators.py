@@ -1,6 +1,7 @@
 """The estimators that recipes name, and what each is made of.
 
-A number after @ is another rank, or number of sampled gradients: `server@600`.
+A number after @ is another rank, number of sampled gradients or of directions:
+`server@600`, `adjoint@32`.
 """
 
 from collections.abc import Callable
@@ -71,6 +72,11 @@ SPECS = {
   "difference": (Part(fi.exact_difference, {}), _NO_GUARD),
   "truncated": (Part(fi.truncated, {}), _NO_GUARD),
 }
+# For all clients at once: one pass backwards per evaluated round, in simulation
+# only. No ε, and nothing uploaded.
+ADJOINT = "adjoint"
+DIRECTIONS = 16
+NAMES = (*SPECS, ADJOINT)
 
 
 def build(
@@ -79,38 +85,67 @@ def build(
   """Builds estimators from a list such as "both,relu@100"; "" is none.
 
   Args:
-    names: separated by commas.
+    names: separated by commas; passes backwards are left out.
     server_examples: how many the server has; it cannot draw more.
   """
-  wanted = [name.strip() for name in names.split(",") if name.strip()]
   return {
     name: fi.estimator(*map(_make, _parts(name, server_examples)))
-    for name in wanted
+    for name in split(names)
+    if not _is_pass(name)
   }
+
+
+def passes(names: str) -> dict[str, int]:
+  """Returns the passes backwards of such a list: name → directions."""
+  return {name: _directions(name) for name in split(names) if _is_pass(name)}
+
+
+def split(names: str) -> list[str]:
+  """Returns the names of a list."""
+  return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def describe(name: str, server_examples: int | None = None) -> str:
   """Returns what an estimator is made of, as one would write it."""
+  if _is_pass(name):
+    return f"adjoint(directions={_directions(name)})"
   return " + ".join(map(_words, _parts(name, server_examples)))
 
 
 def _parts(name, server_examples):
   """Returns (curvature, guard) of "relu", or of "relu@100" with 100 samples."""
-  base, at, size = name.partition("@")
+  base, _, _ = name.partition("@")
+  size = _size(name)
   if base not in SPECS:
     raise ValueError(
-      f"estimators: {base!r} is unknown; there are {', '.join(SPECS)}"
+      f"estimators: {base!r} is unknown; there are {', '.join(NAMES)}"
     )
   curvature, guard = SPECS[base]
-  if at:
-    if not size.isdecimal() or int(size) < 1:
-      raise ValueError(
-        f"estimators: {name!r}; after @ there must be a number of at least 1"
-      )
-    curvature = _sized(name, curvature, int(size))
+  if size is not None:
+    curvature = _sized(name, curvature, size)
   if server_examples is not None and curvature.function is fi.server_side:
     curvature = _at_most(curvature, server_examples)
   return curvature, guard
+
+
+def _size(name):
+  """Returns the number after @; None if there is no @."""
+  _, at, size = name.partition("@")
+  if not at:
+    return None
+  if not size.isdecimal() or int(size) < 1:
+    raise ValueError(
+      f"estimators: {name!r}; after @ there must be a number of at least 1"
+    )
+  return int(size)
+
+
+def _is_pass(name):
+  return name.partition("@")[0] == ADJOINT
+
+
+def _directions(name):
+  return _size(name) or DIRECTIONS
 
 
 def _sized(name, part, size):

@@ -182,7 +182,7 @@ def _recipe_help(config):
     else:
       lines.append(f"  --config.{key}={value}")
   lines += ["", "Estimators, --config.estimators=NAME,NAME:"]
-  for name in estimators.SPECS:
+  for name in estimators.NAMES:
     lines.append(f"  {name:14} {estimators.describe(name)}")
   return lines
 

@@ -77,6 +77,8 @@ KEYS = {
   "tracked": Whole(0),
   "cleanse_round": Whole(0),
 }
+# Not in config.json of a run without a pass backwards.
+OPTIONAL = {"adjoint_rounds": Whole()}
 _IMAGES = {"data.examples": Whole(), "data.test_examples": Whole()}
 # The kind of the data, or of the model → further keys.
 DATA = {
@@ -107,6 +109,7 @@ def check(config: ml_collections.ConfigDict):
       " ml_collections.ConfigDict"
     )
   _check_keys(config, KEYS)
+  _check_keys(config, {k: v for k, v in OPTIONAL.items() if k in config})
   for key, table in (("data.kind", DATA), ("model.kind", MODELS)):
     kind = _get(config, key)
     if kind not in table:

@@ -14,6 +14,7 @@ from fedinf_jax import checks
 from fedinf_jax import memory
 from fedinf_jax import rng
 from fedinf_jax.data import partition
+from fedinf_jax.running import records
 from fedinf_jax.running import task as tasks
 from fedinf_jax.simulation import devices
 
@@ -69,13 +70,20 @@ def check(config: ml_collections.ConfigDict):
   model = _MODELS[config.model.kind](config.model, 60, 5)
   recipe_keys.check_memory(config, memory.tree_bytes(model.param_shapes()))
   estimators = named.build(config.estimators)
+  passes = named.passes(names(config))
   serving = [n for n, e in estimators.items() if e.curvature.serve is not None]
   if serving and not config.server_examples:
     raise ValueError(
       f"estimators: {serving[0]!r} needs examples of the server's own; set"
       " --config.server_examples to their number"
     )
-  exact_rows(config.exact, config.data.num_clients, config.seed)
+  exact = exact_rows(config.exact, config.data.num_clients, config.seed)
+  there = [*estimators, *passes]
+  if isinstance(exact, records.Top) and exact.by not in there:
+    raise ValueError(
+      f"exact is {config.exact!r}; the run has the estimators"
+      f" {', '.join(there)}"
+    )
   if _mesh(config) != "auto":
     # To count the devices would start JAX before other processes can join.
     devices.parse_shape(_mesh(config))
@@ -111,7 +119,9 @@ def build(
   server, x, y = _server_part(config, x, y)
   pool = len(server[0]) if server else None
   estimators = named.build(config.estimators, pool)
-  recipe = {k: v for k, v in config.to_dict().items() if k != "mesh"}
+  passes = named.passes(names(config))
+  unused = {"mesh"} if passes else {"mesh", "adjoint_rounds"}
+  recipe = {k: v for k, v in config.to_dict().items() if k not in unused}
   return tasks.Task(
     name=name,
     model=_MODELS[config.model.kind](
@@ -124,7 +134,11 @@ def build(
     fed=_fed(config),
     recipe=recipe,
     estimators=estimators,
-    descriptions={n: named.describe(n, pool) for n in estimators},
+    passes=passes,
+    pass_rounds=config.get("adjoint_rounds", 1),
+    descriptions={
+      n: named.describe(n, pool) for n in named.split(names(config))
+    },
     exact=exact_rows(config.exact, train.num_clients, config.seed),
     seed=config.seed,
     mesh=mesh,
@@ -137,14 +151,36 @@ def build(
   )
 
 
+def names(config: ml_collections.ConfigDict) -> str:
+  """Returns the estimators of a recipe, the one that screens among them."""
+  top = records.read_top(config.exact)
+  wanted = named.split(config.estimators)
+  if top and top.by == named.ADJOINT and top.by not in wanted:
+    wanted.append(top.by)
+  return ",".join(wanted)
+
+
 def exact_rows(exact: str, num_clients: int, seed: int):
-  """Reads "all", "none" or a number of clients to replay, drawn at random."""
+  """Reads which clients to replay.
+
+  Args:
+    exact: "all", "none", a number of clients, drawn at random, or "top:20" and
+      "top:20:NAME", those that a screening calls the extremes.
+    num_clients: K.
+    seed: of the draw.
+
+  Returns:
+    True, False, a list of positions, or records.Top.
+  """
   if exact in ("all", "none"):
     return exact == "all"
+  top = records.read_top(exact)
+  if top is not None and 0 < top.count <= num_clients:
+    return top
   if not exact.isdecimal() or not 0 < int(exact) <= num_clients:
     raise ValueError(
       f'exact is {exact!r}; it must be "all", "none" or a number of clients up'
-      f" to {num_clients}"
+      f" to {num_clients}, or top:NUMBER or top:NUMBER:ESTIMATOR"
     )
   draw = np.random.default_rng(seed)
   return sorted(draw.permutation(num_clients)[: int(exact)].tolist())

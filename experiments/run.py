@@ -4,6 +4,8 @@ python -m experiments.run [--config=NAME_OR_FILE] [--workdir=DIR]
     [--data_dir=DIR_OR_NPZ] [--seeds=0,1,2] [--config.fed.rounds=50 ...]
 
 Writes everything, report.html included, to the workdir (runs/NAME by default).
+With --config.exact=top:20 it scores all clients by one pass backwards, then
+retrains without the ten at each end.
 Started again on the same workdir it resumes where it stopped.
 """
 
@@ -27,6 +29,7 @@ from fedinf_jax.running import files
 from fedinf_jax.running import finishing
 from fedinf_jax.running import lock
 from fedinf_jax.running import loop
+from fedinf_jax.running import passes
 from fedinf_jax.running import planning
 from fedinf_jax.running import processes
 from fedinf_jax.running import progress
@@ -81,7 +84,10 @@ def main(argv):
       summaries = [workdir.read(place).summary for place in folders.values()]
       spread = seeds.spread(summaries)
       files.write_json(folder / "seeds.json", spread)
-      screen.print(seeds.table(spread))
+      table = seeds.table(spread)
+      if records.read_top(config.exact):
+        table.caption = "over the replayed extremes only"
+      screen.print(table)
 
 
 def run(task: tasks.Task, folder: pathlib.Path, screen):
@@ -115,7 +121,7 @@ def print_verdict(folder: pathlib.Path, screen):
   for line in lines:
     progress.say(screen, line)
   if summary["estimators"]:
-    screen.print(_table(summary["estimators"]))
+    screen.print(_table(contents))
   progress.say(screen, f"report: {folder / records.REPORT}")
 
 
@@ -126,8 +132,7 @@ def show_plan(name, config, screen):
   if not fits:
     config.mesh = "none"  # There is no such mesh here to make a task for.
   task = recipes.build(name, config, _DATA_DIR.value)
-  clients = task.train.num_clients
-  replayed = clients if task.exact is True else len(task.exact or ())
+  replayed = len(tasks.examined(task)) if task.exact else 0
   sizes = planning.sizes_of(
     task, task.estimators, replayed, tasks.selected(task) > 0
   )
@@ -136,7 +141,14 @@ def show_plan(name, config, screen):
   if fits:
     compiled = memory.compiled_bytes(tasks.lower(task).compile())
   progress.say(screen, tasks.describe(task))
-  screen.print(_plan_table(sizes, machine, task.fed.rounds, compiled))
+  table = _plan_table(sizes, machine, task.fed.rounds, compiled)
+  for name in task.passes:
+    program = passes.prepare(task, name).lower().back.compile()
+    table.add_row(
+      f"{name}, before the run: memory by the compiler's account",
+      numbers.amount(memory.compiled_bytes(program), "B"),
+    )
+  screen.print(table)
 
 
 def _plan_table(sizes, machine, rounds, compiled):
@@ -165,14 +177,18 @@ def _plan_table(sizes, machine, rounds, compiled):
   return table
 
 
-def _table(estimators):
+def _table(contents):
   """Returns what the verdict leaves out of summary.json's estimators."""
   table = rich_table.Table("estimator", "upload per participant", "FIP error")
-  for name, e in estimators.items():
+  if contents.screened_by:
+    table.caption = f"FIP error: of the extremes by {contents.screened_by} only"
+  for name, e in contents.summary["estimators"].items():
+    upload = f"{e['upload_models']:.0f} models"
+    if name not in contents.with_eps:
+      upload = "nothing (simulation only)"
     table.add_row(
       name,
-      f"{e['upload_models']:.0f} models"
-      + (" each way" if e["interactive"] else ""),
+      upload + (" each way" if e["interactive"] else ""),
       numbers.digits(e["fip_relative_error"], 3),
     )
   return table

@@ -351,6 +351,7 @@ def targets():
       {"fil": np.arange(6), "fraction": 0.5, "end": "harmful", "seed": 0,
        "higher_is_helpful": True},
     ),
+    "extremes": (fi.valuation.extremes, {"scores": np.arange(6), "count": 3}),
     "rewards": (fi.valuation.rewards, {"fil": np.arange(6), "budget": 1}),
     "precision_at_k": (
       fi.valuation.precision_at_k, {"score": np.arange(6), "bad": bad}

@@ -342,6 +342,33 @@ def test_choices_take_the_end_they_name():
   assert len(valuation.choose(np.arange(10), 0.05)) == 1
 
 
+@pytest.mark.parametrize(
+  ("count", "expected"),
+  [
+    (1, [3]),
+    (2, [3, 6]),
+    (3, [3, 0, 6]),  # Of equal scores, the first position.
+    (4, [3, 0, 1, 6]),
+    (5, [3, 0, 4, 1, 6]),
+    (6, [3, 0, 4, 2, 1, 6]),  # A client never drawn, as there is nobody else.
+    (7, [3, 0, 4, 2, 5, 1, 6]),
+  ],
+)
+def test_extremes_are_taken_from_both_ends(count, expected):
+  np.testing.assert_array_equal(valuation.extremes(FIL, count), expected)
+
+
+def test_extremes_of_clients_that_all_help_or_were_never_drawn():
+  np.testing.assert_array_equal(valuation.extremes([0, 3, 0, 1, 2], 2), [1, 3])
+  np.testing.assert_array_equal(valuation.extremes(np.zeros(4), 3), [0, 1, 2])
+
+
+def test_extremes_are_rows_to_replay():
+  rows = valuation.extremes(np.arange(make_data().num_clients) - 2.5, 3)
+  run = fi.simulate(MODEL, make_data(), FED, exact=rows)
+  np.testing.assert_array_equal(run.exact_rows, rows)
+
+
 def test_rewards_go_to_those_who_help():
   rewards = valuation.rewards(FIL, budget=11)
   np.testing.assert_allclose(rewards, [2, 0, 0, 7, 2, 0, 0], atol=1e-12)
@@ -392,6 +419,15 @@ BAD = {
   ),
   "fraction": (lambda: valuation.choose(FIL, 1.5), "fraction is 1.5"),
   "fraction nan": (lambda: valuation.choose(FIL, np.nan), "fraction is nan"),
+  "extremes nan": (
+    lambda: valuation.extremes([0, np.nan], 1),
+    "scores of client 1 is nan; it must be finite",
+  ),
+  "extremes of nobody": (lambda: valuation.extremes(FIL, 0), "count is 0"),
+  "too many extremes": (
+    lambda: valuation.extremes(FIL, 8),
+    "count is 8; there are 7 clients",
+  ),
   "end": (
     lambda: valuation.choose(FIL, 0.5, end="worst"),
     "end is 'worst'; it must be 'harmful', 'helpful' or 'random'",

@@ -37,7 +37,10 @@ def get_config():
       # half of the others are for validation, half for testing.
       "server_examples": 3000,
       "server_from": "held_out",  # Or skewed, stand_in: other examples instead.
-      "exact": "all",  # Clients to replay: all, none or a number.
+      # Clients to replay: all, none, a number drawn at random, or top:20, the
+      # extremes by adjoint; top:20:NAME, by another estimator of the run.
+      "exact": "all",
+      "adjoint_rounds": 1,  # Evaluated rounds with adjoint; 1: only the last.
       "evaluate_every": 25,
       "mesh": "auto",  # Devices: auto, none, N, or NxM (removals x parameters).
       "tracked": 3,  # Clients whose layers are written to layers.csv.

@@ -55,16 +55,21 @@ def pearson(contents):
     values = drawing.floats(
       line["estimators"][name]["fil_pearson"] for line in contents.metrics
     )
-    drawing.trace(
-      ax, contents.rounds, values, **drawing.style_of(contents, name)
-    )
+    # A pass backwards is evaluated at some of the rounds.
+    shown = np.isfinite(values) | (name in contents.with_eps)
+    rounds = np.array(contents.rounds)[shown]
+    style = drawing.style_of(contents, name)
+    drawing.trace(ax, rounds, values[shown], **style)
     if np.isfinite(values).any():
       lowest = min(lowest, np.nanmin(values))
     if np.isfinite(values[-1]):
       labels[name] = f"{name}: {numbers.correlation(values[-1])}"
   ax.set(xlabel="round", ylabel="Pearson's r of FIL")
   ax.set_ylim(lowest - 0.04, 1.04)
-  drawing.legend(figure, contents, "At the last round", labels=labels)
+  title = "At the last round"
+  if contents.screened_by:
+    title += f", over the extremes by {contents.screened_by} only"
+  drawing.legend(figure, contents, title, labels=labels)
   return figure
 
 
@@ -182,6 +187,10 @@ def heat_map(contents):
   if found.ranked_by not in contents.history or not len(order):
     return None
   image = contents.history[found.ranked_by].T[order]
+  rounds = np.array(contents.rounds)
+  if found.ranked_by not in ("exact", *contents.with_eps):
+    known = np.isfinite(image).any(0)
+    image, rounds = image[:, known], rounds[known]
   labels = [drawing.short(text.escaped(contents.ids[k]), 18) for k in order]
   if len(order) > ALL_ROWS:
     gap = np.full((1, image.shape[1]), np.nan)
@@ -194,7 +203,6 @@ def heat_map(contents):
   colours = matplotlib.colormaps["RdBu"].with_extremes(bad="white")
   drawn = ax.imshow(image, colours, scale, aspect="auto")
   ax.set_yticks(range(len(image)), labels, fontsize=6.5)
-  rounds = contents.rounds
   at = range(len(rounds) - 1, -1, -math.ceil(len(rounds) / 12))
   ax.set_xticks(at, [str(rounds[i]) for i in at])
   ax.set_xlabel("round")

@@ -66,7 +66,7 @@ def page(contents: workdir.Contents, images: dict[str, bytes]) -> str:
     "verdict": _verdict(contents, found),
     "trust": _trust(contents, found),
     "estimators": tables.estimators(contents),
-    "columns": COLUMNS if contents.has_exact else "",
+    "columns": _columns(contents, found),
     "learning": _figures(images, ["learning_curve"], 2),
     "figures": _figures(images, of_the_paper, 3) + _cleansed(contents),
     "debug": _figures(images, ["debug"], 3) + _gain(contents),
@@ -78,6 +78,19 @@ def page(contents: workdir.Contents, images: dict[str, bytes]) -> str:
   }
   template = PARTS.with_suffix(".html").read_text("utf-8")
   return string.Template(template).substitute(parts)
+
+
+def _columns(contents, found):
+  """Explains the columns of the table of estimators."""
+  if not contents.has_exact:
+    return ""
+  if not contents.screened_by:
+    return COLUMNS
+  return (
+    f"{COLUMNS} Only {tables.escaped(verdict.extremes(contents, found))} were"
+    " retrained without: correlations, errors and Figs. 2 and 3 are over these"
+    " alone, and say less about the clients between them."
+  )
 
 
 def _facts(contents):
@@ -153,8 +166,11 @@ def _extremes(contents, found, title, verb, clients):
 def _effect(contents, found, k):
   """Says how loss and accuracy would move without a client."""
   moves = lambda value: "rise" if value > 0 else "fall"
-  fil, fia = found.fil[k], contents.columns[f"fia_{found.ranked_by}"][k]
-  words = f"loss would {moves(fil)} by {numbers.digits(abs(fil))}"
+  source = verdict.source(contents, k)
+  by = "exact" if source == "exact" else found.ranked_by
+  fil, fia = found.fil[k], contents.columns[f"fia_{by}"][k]
+  words = f"{source}: " if source else ""
+  words += f"loss would {moves(fil)} by {numbers.digits(abs(fil))}"
   if not np.isfinite(fia):
     return words
   if not fia:

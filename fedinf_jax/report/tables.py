@@ -46,9 +46,12 @@ def estimators(contents: workdir.Contents) -> str:
   everyone = contents.summary["estimators"]
   rows = []
   for name, measured in everyone.items():
+    upload = _upload(measured)
+    if name not in contents.with_eps:
+      upload += "<small>simulation only</small>"
     row = (
       f'<th scope="row">{code(name)}<small>{escaped(measured["description"])}'
-      f"</small></th><td>{_upload(measured)}</td>"
+      f"</small></th><td>{upload}</td>"
     )
     for _, field, show, best in columns:
       known = [e[field] for e in everyone.values() if e[field] is not None]

@@ -66,7 +66,7 @@ def distance(contents):
     rounds, size = _whole(tracked[client], "exact", "norm")
     drawing.trace(ax, rounds, size, **drawing.TRUTH)
     sizes.append(size)
-    for name in contents.names:
+    for name in contents.with_eps:
       rounds, far = _whole(tracked[client], name, "error")
       lines.setdefault(name, []).append(far)
       drawing.trace(ax, rounds, far, **drawing.style_of(contents, name))

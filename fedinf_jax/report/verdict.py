@@ -53,12 +53,15 @@ def verdict(contents: workdir.Contents) -> Verdict:
   """Says who helps and who hurts.
 
   Clients are ranked by the ground truth where all of them were replayed, else
-  by the estimator that agrees best with it, else by the first estimator.
+  by the estimator that agrees best with it, else by the first estimator. Where
+  the extremes of a screening were replayed, by the truth about these.
   """
   exact = contents.columns.get("fil_exact", np.full(len(contents.ids), np.nan))
   known = np.isfinite(exact)
   by = _ranked_by(contents, known)
   fil = contents.columns[f"fil_{by}"] if by else exact
+  if contents.screened_by:
+    fil = np.where(known, exact, fil)
   order = np.argsort(-fil, kind="stable")
   times = contents.columns.get("times_selected", np.ones(len(fil)))
   estimators = contents.summary["estimators"]
@@ -124,6 +127,8 @@ def answer(contents: workdir.Contents, found: Verdict) -> list[str]:
     f" {len(found.fil):,} clients help and {found.num_hurting:,} hurt;"
     f" {found.num_absent:,} never took part."
   )
+  if contents.screened_by:
+    lines.append(_verified(contents, found))
   return lines
 
 
@@ -132,15 +137,53 @@ def trust(contents: workdir.Contents, found: Verdict) -> dict[str, str]:
   lines = {}
   for name, measured in contents.summary["estimators"].items():
     facts = _agreement(contents, name) if contents.has_exact else []
-    facts += [
-      f"{numbers.share(measured['truncated_fraction'])} of layers truncated",
-      "largest growth in a round"
-      f" ×{numbers.digits(measured['largest_growth'], 3)}",
-    ]
+    has_eps = name in contents.with_eps
+    facts += (
+      [
+        f"{numbers.share(measured['truncated_fraction'])} of layers truncated",
+        "largest growth in a round"
+        f" ×{numbers.digits(measured['largest_growth'], 3)}",
+      ]
+      if has_eps
+      else ["backwards, in simulation only"]
+    )
     if lost := measured["nonfinite_fraction"]:
-      facts.append(f"{numbers.share(lost)} of layers overflowed")
-    lines[name] = f"{name}: {found.grades[name].words} ({'; '.join(facts)})."
+      what = "layers" if has_eps else "clients"
+      facts.append(f"{numbers.share(lost)} of {what} overflowed")
+    words = found.grades[name].words
+    if contents.screened_by:
+      words = f"over {extremes(contents, found)} only, {words}"
+    lines[name] = f"{name}: {words} ({'; '.join(facts)})."
   return lines
+
+
+def extremes(contents: workdir.Contents, found: Verdict) -> str:
+  """Says in words whom a screening had replayed."""
+  return f"the {found.num_replayed:,} extremes by {contents.screened_by}"
+
+
+def source(contents: workdir.Contents, k: int) -> str:
+  """Says whether FIL of a client is exact, where some are and some are not."""
+  if not contents.screened_by:
+    return ""
+  exact = np.isfinite(contents.columns["fil_exact"][k])
+  return "exact" if exact else "estimated"
+
+
+def _verified(contents, found):
+  """Says what the replay makes of the extremes of a screening."""
+  exact = contents.columns["fil_exact"]
+  known = np.flatnonzero(np.isfinite(exact))
+  screened = contents.columns[f"fil_{contents.screened_by}"][known]
+  ordered = exact[known[np.argsort(-screened, kind="stable")]]
+  middle = -(-len(known) // 2)
+  helpful, harmful = ordered[:middle], ordered[middle:]
+  return (
+    f"Exact are the numbers of {extremes(contents, found)}, which were"
+    f" retrained without: of the {len(helpful):,} most helpful"
+    f" {(helpful > 0).sum():,} help, of the {len(harmful):,} most harmful"
+    f" {(harmful < 0).sum():,} hurt. All other numbers are estimates."
+  )
 
 
 def _ranked_by(contents, known):
@@ -163,6 +206,8 @@ def _quality(contents, name):
 def _account(contents, found):
   """Says whose account it is, and why."""
   some = f"{found.num_replayed:,} of the {len(found.fil):,} clients"
+  if contents.screened_by:
+    some = extremes(contents, found)
   if found.ranked_by == "exact":
     everyone = found.num_replayed == len(found.fil)
     return f"retraining without {'each client' if everyone else some}"
@@ -182,13 +227,20 @@ def _end(contents, found, clients, verbs):
   """Names the clients at one end."""
   moves, does = verbs
   first, *others = (
-    (text.escaped(contents.ids[k]), numbers.digits(abs(found.fil[k])))
+    (
+      text.escaped(contents.ids[k]),
+      numbers.digits(abs(found.fil[k])),
+      source(contents, k),
+    )
     for k in clients
   )
   line = f"Without client {first[0]} the test loss would {moves} by {first[1]}"
+  line += f" ({first[2]})" if first[2] else ""
   line += f": it {does} most"
   if others:
-    line += ", then " + ", ".join(f"{name} ({size})" for name, size in others)
+    line += ", then " + ", ".join(
+      f"{name} ({', '.join(filter(None, facts))})" for name, *facts in others
+    )
   return f"{line}."
 
 

@@ -41,10 +41,11 @@ def _wrongs(found):
   yield records.INFLUENCE, _influence(found, names)
   for line in history:
     yield records.HISTORY, _history(line, history[0], names, summary["clients"])
+  tracked = [n for n in names if summary["estimators"][n]["layers"]]
   for layers in found[records.LAYERS].values():
     yield records.LAYERS, _lacks(layers, summary["layer_names"])
     for traces in layers.values():
-      yield records.LAYERS, _lacks(traces, names)
+      yield records.LAYERS, _lacks(traces, tracked)
       for trace in traces.values():
         yield records.LAYERS, _rounds(trace["round"], rounds)
   if records.DEBUG in found:

@@ -1,6 +1,7 @@
 """What a run is worth at a round: the numbers of the paper's evaluation."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import math
 from typing import NamedTuple
 import warnings
@@ -20,7 +21,10 @@ from fedinf_jax.simulation import devices
 
 
 class Evaluation(NamedTuple):
-  """All numbers of one round. "exact" stands among the names if it is known."""
+  """All numbers of one round. "exact" stands among the names if it is known.
+
+  A pass backwards has FIL and FIA only, NaN at rounds where it was not turned.
+  """
 
   loss: float
   accuracy: float
@@ -32,9 +36,17 @@ class Evaluation(NamedTuple):
   layers: tuple[str, ...]  # names of the L layers
 
 
-def evaluator(task: tasks.Task) -> Callable[[simulation.State], Evaluation]:
-  """Builds the evaluation of a state of a task."""
+def evaluator(
+  task: tasks.Task, scores: Sequence[records.Scores] = ()
+) -> Callable[[simulation.State], Evaluation]:
+  """Builds the evaluation of a state of a task.
+
+  Args:
+    task: what is being trained.
+    scores: what its passes backwards have found.
+  """
   model, rows = task.model, tasks.examined(task)
+  passed = {(s.estimator, s.round): s for s in scores}
 
   def loss_and_accuracy(outputs, y):
     return jnp.stack(
@@ -58,6 +70,10 @@ def evaluator(task: tasks.Task) -> Callable[[simulation.State], Evaluation]:
       norm[name] = _norms(run, name, rows)
       if name != "exact" and exact is not None:
         error[name] = _norms(run, name, rows, minus=exact)
+    for name in task.passes:
+      known = passed.get((name, int(state.round)))
+      unknown = np.full((run.num_removals, 2), np.nan)
+      change[name] = np.stack(known[2:], 1) if known else unknown
     loss, accuracy = np.asarray(present(run.params, x, y), float)
     return Evaluation(
       loss=float(loss),
@@ -105,27 +121,40 @@ def _layer_norms(eps, minus):
   return jnp.sqrt(jnp.stack([square(a - b) for a, b in pairs], axis=1))
 
 
+def names(evaluation: Evaluation) -> list[str]:
+  """Returns the estimators, passes backwards last."""
+  passes = evaluation.fil.keys() - evaluation.health.keys() - {"exact"}
+  return [*evaluation.health, *sorted(passes)]
+
+
 def agreement(evaluation: Evaluation, name: str) -> records.Agreement:
   """Returns how near an estimator is to the ground truth."""
-  truncated = np.asarray(evaluation.health[name].truncated_at) > 0
+  truncated = None
+  if name in evaluation.health:
+    at = np.asarray(evaluation.health[name].truncated_at)
+    truncated = float((at > 0).mean())
   found = records.Agreement(
     fil_pearson=None,
     fil_spearman=None,
     fia_pearson=None,
     fip_error=None,
     fip_relative_error=None,
-    truncated_fraction=float(truncated.mean()),
+    truncated_fraction=truncated,
   )
   if "exact" not in evaluation.fil:
     return found
   fil, fia = evaluation.fil, evaluation.fia
+  found = found._replace(
+    fil_pearson=correlation(stats.pearsonr, fil[name], fil["exact"]),
+    fil_spearman=correlation(stats.spearmanr, fil[name], fil["exact"]),
+    fia_pearson=correlation(stats.pearsonr, fia[name], fia["exact"]),
+  )
+  if name not in evaluation.error:
+    return found
   total = lambda a: np.sqrt(np.square(a).sum(1)).mean()
   error = total(evaluation.error[name])
   size = total(evaluation.norm["exact"])
   return found._replace(
-    fil_pearson=correlation(stats.pearsonr, fil[name], fil["exact"]),
-    fil_spearman=correlation(stats.spearmanr, fil[name], fil["exact"]),
-    fia_pearson=correlation(stats.pearsonr, fia[name], fia["exact"]),
     fip_error=float(error),
     fip_relative_error=float(error / size) if size > 0 else None,
   )
@@ -151,7 +180,7 @@ def metrics(round_: int, evaluation: Evaluation) -> records.Metrics:
     loss=evaluation.loss,
     accuracy=evaluation.accuracy,
     estimators={
-      name: agreement(evaluation, name) for name in evaluation.health
+      name: agreement(evaluation, name) for name in names(evaluation)
     },
   )
 

@@ -26,7 +26,8 @@ def finish(task: tasks.Task, folder: pathlib.Path, trained: loop.Trained):
   ]
   unknown = np.full(train.num_clients, np.nan)
   columns = lambda values: {
-    name: values.get(name, unknown) for name in ("exact", *found.health)
+    name: values.get(name, unknown)
+    for name in ("exact", *evaluations.names(found))
   }
   records.write_influence(
     folder, clients, fil=columns(found.fil), fia=columns(found.fia)
@@ -53,7 +54,7 @@ def _summary(task, folder, trained):
     layer_names=list(found.layers),
     estimators={
       name: _estimator(task, name, trained, last_quarter[name])
-      for name in task.estimators
+      for name in task.descriptions
     },
     data_digest=tasks.digest(task),
     versions=workdir.versions(),
@@ -63,6 +64,8 @@ def _summary(task, folder, trained):
 
 def _estimator(task, name, trained, last_quarter):
   """Returns what summary.json says about an estimator."""
+  if name in task.passes:
+    return _pass(task, name, trained, last_quarter)
   estimator = task.estimators[name]
   upload = simulation.upload_bytes(task.model, task.train, task.fed, estimator)
   health = trained.evaluation.health[name]
@@ -76,6 +79,23 @@ def _estimator(task, name, trained, last_quarter):
     largest_growth=float(np.asarray(health.growth, float).max()),
     nonfinite_fraction=float((np.asarray(health.nonfinite_at) > 0).mean()),
     layers=evaluations.trust(health),
+  )
+
+
+def _pass(task, name, trained, last_quarter):
+  """Returns what summary.json says about a pass backwards: it has no ε."""
+  return records.Estimator(
+    description=task.descriptions[name],
+    upload_bytes_per_participant=0,
+    upload_models=0.0,
+    interactive=False,
+    **evaluations.agreement(trained.evaluation, name)._asdict(),
+    last_quarter=last_quarter,
+    largest_growth=None,
+    nonfinite_fraction=float(
+      (~np.isfinite(trained.evaluation.fil[name])).mean()
+    ),
+    layers={},
   )
 
 

@@ -5,10 +5,8 @@ checkpoint is saved and when a run is killed leave all files as they are, apart
 from timing.jsonl.
 """
 
-import contextlib
 import pathlib
-import signal
-import sys
+import shutil
 import time
 from typing import NamedTuple
 
@@ -19,12 +17,13 @@ from fedinf_jax import metrics
 from fedinf_jax import simulation
 from fedinf_jax.running import checkpoint
 from fedinf_jax.running import evaluation as evaluations
+from fedinf_jax.running import interrupts
 from fedinf_jax.running import logs
+from fedinf_jax.running import passes
 from fedinf_jax.running import processes
 from fedinf_jax.running import progress
 from fedinf_jax.running import records
 from fedinf_jax.running import task as tasks
-from fedinf_jax.running import text
 from fedinf_jax.running import workdir
 
 BLOCK_SECONDS = 0.5  # of rounds, between two checks of the clock and of Ctrl-C
@@ -82,18 +81,26 @@ def train(
     (task.x, task.y),
     agreement.example_of(task.train),
   )
+  passes.check(task)
   _claim(task, folder)
   progress.say(screen, tasks.describe(task))
+  scores = []
+  if task.passes or isinstance(task.exact, records.Top):
+    del simulator  # Its examples make room for those of the screening.
+    scores = _screen(task, folder, screen, saving)
+    task = tasks.verified(task, scores)
+    simulator = tasks.simulator(task)
   saved = checkpoint.Checkpoints(
     folder / records.CHECKPOINTS, keep=task.keep_rounds
   )
   state, round_ = saved.restore(
-    simulator.init, warn=_warn, up_to=_whole_until(task, folder, saved)
+    simulator.init, warn=progress.warn, up_to=_whole_until(task, folder, saved)
   )
   if round_:
     progress.say(screen, f"resuming after round {round_}")
   processes.on_first(logs.rewind, folder, round_)
-  run = _Running(task, folder, simulator.step, saved, state, round_)
+  evaluate = evaluations.evaluator(task, scores)
+  run = _Running(task, folder, simulator.step, evaluate, saved, state, round_)
   _advance(run, evaluated, screen, saving)
   saved.close()
   if run.round < task.fed.rounds:
@@ -104,13 +111,44 @@ def train(
   return Trained(run.state, run.evaluation or run.evaluate(run.state))
 
 
+def _screen(task, folder, screen, saving):
+  """Returns the scores that are found before the run proper.
+
+  Those of passes backwards, and of the estimator by which the clients to replay
+  are chosen. That one needs a training of its own, in a folder of its own.
+  """
+  scores = passes.read(folder)
+  scores = passes.run(task, folder, scores, screen, saving)
+  by = task.exact.by if isinstance(task.exact, records.Top) else None
+  if by is not None and by not in {s.estimator for s in scores}:
+    progress.say(screen, f"screening by {by}")
+    first = task._replace(
+      estimators={by: task.estimators[by]},
+      passes={},
+      exact=False,
+      evaluate_every=task.fed.rounds,
+      tracked=0,
+      keep_rounds=frozenset(),
+    )
+    found = train(first, folder / records.SCREENS / by, screen, saving)
+    last = found.evaluation
+    scores.append(
+      records.Scores(by, task.fed.rounds, last.fil[by], last.fia[by])
+    )
+    processes.on_first(records.write_screening, folder, scores)
+  processes.on_first(
+    lambda: shutil.rmtree(folder / records.SCREENS, ignore_errors=True)
+  )
+  return scores
+
+
 class _Running:
   """A run under way: where it stands, and its logs."""
 
-  def __init__(self, task, folder, step, saved, state, round_):
+  def __init__(self, task, folder, step, evaluate, saved, state, round_):
     self.task, self.folder = task, folder
     self.state, self.round = state, round_
-    self.evaluate = evaluations.evaluator(task)
+    self.evaluate = evaluate
     self.evaluation = None  # the last one
     self.compiled = False
     self.pace = 0.0  # seconds per round; 0: unknown
@@ -167,9 +205,11 @@ def _advance(run, evaluated, screen, saving):
   task, last = run.task, run.task.fed.rounds
   stops = sorted(evaluated | task.keep_rounds | {last})
   block, last_save, stop = 1, time.monotonic(), False
+  is_top = records.read_top(str(task.recipe.get("exact")))
+  among = "extremes only" if is_top else ""
   with (
-    progress.line(screen, last, run.round) as show,
-    _stop_requests() as stop_requested,
+    progress.line(screen, last, run.round, among) as show,
+    interrupts.stop_requests() as stop_requested,
   ):
     while run.round < last and not stop:
       limit = next(s for s in stops if s > run.round) - run.round
@@ -207,31 +247,5 @@ def _whole_until(task, folder, saved):
   gap = processes.on_first(logs.first_gap, folder, tasks.logged(task))
   until = task.fed.rounds if gap is None else gap.round - 1
   if gap and any(round_ > until for round_ in saved.rounds()):
-    _warn(f"{folder / gap.name} is damaged at round {gap.round}")
+    progress.warn(f"{folder / gap.name} is damaged at round {gap.round}")
   return int(processes.gather(until)[0, 0])
-
-
-def _warn(line):
-  if processes.is_first():
-    print(text.printable(f"warning: {line}"), file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _stop_requests():
-  """Records the first Ctrl-C (or SIGTERM); yields a function that tells."""
-  signals = (signal.SIGINT, signal.SIGTERM)
-  before = [signal.getsignal(s) for s in signals]
-  received = []
-
-  def handle(number, frame):
-    if received:  # The second one ends the run at once.
-      raise KeyboardInterrupt
-    received.append(number)
-
-  try:
-    for s in signals:
-      signal.signal(s, handle)
-    yield lambda: bool(received)
-  finally:
-    for s, handler in zip(signals, before, strict=True):
-      signal.signal(s, handler)

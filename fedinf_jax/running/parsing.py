@@ -40,6 +40,20 @@ def _debug(file):
   return content
 
 
+def _screening(file):
+  """Returns a list of records.Scores."""
+  content = schema.load(file.read(), records.Screening)
+  return [
+    records.Scores(
+      estimator=scores["estimator"],
+      round=scores["round"],
+      fil=np.array(scores["fil"], float),
+      fia=np.array(scores["fia"], float),
+    )
+    for scores in content["scores"]
+  ]
+
+
 def _influence(file):
   """Returns the ids [R] and the other columns [R]."""
   rows = _rows(file)
@@ -90,4 +104,5 @@ PARSERS = {
   records.LAYERS: _layers,
   records.CLEANSE: lambda file: schema.load(file.read(), records.Cleanse),
   records.DEBUG: _debug,
+  records.SCREENING: _screening,
 }

@@ -2,11 +2,13 @@
 
 import contextlib
 import datetime
+import sys
 import time
 
 from rich import console as rich_console
 from rich import progress as rich_progress
 
+from fedinf_jax.running import processes
 from fedinf_jax.running import records
 from fedinf_jax.running import text
 
@@ -32,25 +34,32 @@ def say(screen, line: str):
   )
 
 
-def line(screen, rounds: int, done: int):
+def warn(line: str):
+  """Prints a warning, on the first process."""
+  if processes.is_first():
+    print(text.printable(f"warning: {line}"), file=sys.stderr)
+
+
+def line(screen, rounds: int, done: int, among: str = ""):
   """Shows how a run gets on.
 
   Args:
     screen: a rich console.
     rounds: of the whole run.
     done: rounds done before.
+    among: the clients that correlations are about, in words; "": all replayed.
 
   Returns:
     A context of show(round_, pace, metrics): seconds per round (0: unknown) and
     records.Metrics, or None if the last ones still hold.
   """
   if screen.is_terminal:
-    return _live_line(screen, rounds, done)
-  return contextlib.nullcontext(plain_lines(screen, rounds))
+    return _live_line(screen, rounds, done, among)
+  return contextlib.nullcontext(plain_lines(screen, rounds, among=among))
 
 
 @contextlib.contextmanager
-def _live_line(screen, rounds, done):
+def _live_line(screen, rounds, done, among):
   columns = (
     rich_progress.TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
     rich_progress.BarColumn(bar_width=20),
@@ -69,7 +78,7 @@ def _live_line(screen, rounds, done):
     def show(round_, pace, metrics):
       fields = {"pace": f"{pace:.2g} s/round"}
       if metrics is not None:
-        fields["words"] = words(metrics)
+        fields["words"] = words(metrics, among)
       elif bar.tasks[task].fields["words"].startswith("compiling"):
         fields["words"] = ""
       bar.update(task, completed=round_, **fields)
@@ -77,13 +86,14 @@ def _live_line(screen, rounds, done):
     yield show
 
 
-def plain_lines(screen, rounds: int, clock=time.monotonic):
+def plain_lines(screen, rounds: int, clock=time.monotonic, among: str = ""):
   """Returns a `show` that prints the first round, then a line now and then.
 
   Args:
     screen: a rich console.
     rounds: of the whole run.
     clock: returns seconds.
+    among: see `line`.
   """
   first = None  # (round, seconds) of the first call; the time left is reckoned
   # from there, as what came before was compilation.
@@ -99,7 +109,7 @@ def plain_lines(screen, rounds: int, clock=time.monotonic):
     printed = now
     parts = [f"round {round_}/{rounds}"]
     if latest is not None:
-      parts.append(words(latest))
+      parts.append(words(latest, among))
     if pace:
       parts.append(f"{pace:.2g} s/round")
     if round_ > first[0]:
@@ -110,7 +120,7 @@ def plain_lines(screen, rounds: int, clock=time.monotonic):
   return show
 
 
-def words(metrics: records.Metrics) -> str:
+def words(metrics: records.Metrics, among: str = "") -> str:
   """Says in short what an evaluation found."""
   parts = [f"loss {metrics.loss:.3f}", f"acc {metrics.accuracy:.3f}"]
   known = {
@@ -120,8 +130,10 @@ def words(metrics: records.Metrics) -> str:
   }
   if known:
     best = max(known, key=known.get)
-    parts.append(f"Pearson {known[best]:.3f} ({best})")
+    label = f"{best}, {among}" if among else best
+    parts.append(f"Pearson {known[best]:.3f} ({label})")
   truncated = [e.truncated_fraction for e in metrics.estimators.values()]
+  truncated = [share for share in truncated if share is not None]
   if truncated:
     parts.append(f"truncated {max(truncated):.0%}")
   return ", ".join(parts)

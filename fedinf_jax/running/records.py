@@ -22,11 +22,15 @@ SUMMARY = "summary.json"
 TIMING = "timing.jsonl"
 CLEANSE = "cleanse.json"
 DEBUG = "debug.json"
+SCREENING = "screening.json"
+SCREENS = "screening"  # a folder, there until SCREENING is whole
 CHECKPOINTS = "checkpoints"  # a folder, see `checkpoint`
 REPORT = "report.html"
 LOCK = ".lock"  # there while a process owns the workdir, see `lock`
 LOGS = (METRICS, HISTORY, LAYERS)  # cut back when a run is resumed
-FILES = (*LOGS, CONFIG, INFLUENCE, SUMMARY, TIMING, CLEANSE, DEBUG, REPORT)
+FILES = (
+  *LOGS, CONFIG, SCREENING, INFLUENCE, SUMMARY, TIMING, CLEANSE, DEBUG, REPORT,
+)  # fmt: skip
 
 
 class About(NamedTuple):
@@ -46,7 +50,7 @@ class Agreement(NamedTuple):
   fia_pearson: float | None
   fip_error: float | None  # mean ‖ε − ε*‖
   fip_relative_error: float | None  # divided by mean ‖ε*‖
-  truncated_fraction: float  # of all clients' layers
+  truncated_fraction: float | None  # of all clients' layers
 
 
 class Metrics(NamedTuple):
@@ -90,10 +94,32 @@ class Client(NamedTuple):
 class Timing(NamedTuple):
   """A line of timing.jsonl, the only file that depends on the clock."""
 
-  stage: str  # compile, rounds, evaluate, checkpoint or report
+  stage: str  # backwards, compile, rounds, evaluate, checkpoint or report
   round: int  # after which it was written
   rounds: int  # that it took
   seconds: float
+
+
+class Scores(NamedTuple):
+  """Influence of all K clients that was found before the run proper."""
+
+  estimator: str
+  round: int
+  fil: np.ndarray  # [K]
+  fia: np.ndarray  # [K]
+
+
+class Screening(NamedTuple):
+  """screening.json."""
+
+  scores: list[Scores]
+
+
+class Top(NamedTuple):
+  """Clients to replay, yet to be chosen: those at both ends."""
+
+  count: int
+  by: str  # an estimator
 
 
 class LayerTrust(NamedTuple):
@@ -105,7 +131,10 @@ class LayerTrust(NamedTuple):
 
 
 class Estimator(NamedTuple):
-  """An estimator of summary.json; its last Agreement stands among the rest."""
+  """An estimator of summary.json; its last Agreement stands among the rest.
+
+  One without ε, a pass backwards, has no layers.
+  """
 
   description: str
   upload_bytes_per_participant: int
@@ -116,9 +145,9 @@ class Estimator(NamedTuple):
   fia_pearson: float | None
   fip_error: float | None
   fip_relative_error: float | None
-  truncated_fraction: float
+  truncated_fraction: float | None
   last_quarter: dict[str, float | None]  # means of the fields LAST_QUARTER
-  largest_growth: float
+  largest_growth: float | None
   nonfinite_fraction: float
   layers: dict[str, LayerTrust]
 
@@ -213,6 +242,14 @@ def append_round(
   files.append(folder / LAYERS, *map(files.csv_line, rows))
 
 
+def read_top(exact: str) -> Top | None:
+  """Reads "top:20" or "top:20:NAME"; None if it is something else."""
+  first, *others = exact.split(":", 2)
+  if first != "top" or not others or not others[0].isdecimal():
+    return None
+  return Top(int(others[0]), others[1] if len(others) > 1 else "adjoint")
+
+
 def append_timing(
   folder: pathlib.Path, stage: str, round_: int, seconds: float, rounds: int = 0
 ):
@@ -253,6 +290,11 @@ def write_influence(
 def write_summary(folder: pathlib.Path, summary: Summary):
   """Writes summary.json."""
   files.write_json(folder / SUMMARY, summary)
+
+
+def write_screening(folder: pathlib.Path, scores: list[Scores]):
+  """Writes screening.json."""
+  files.write_json(folder / SCREENING, Screening(scores))
 
 
 def write_cleanse(folder: pathlib.Path, content: Cleanse):

@@ -14,6 +14,7 @@ from fedinf_jax import influence
 from fedinf_jax import rng
 from fedinf_jax import simulation
 from fedinf_jax import types as types_
+from fedinf_jax import valuation
 from fedinf_jax.data import federated
 from fedinf_jax.running import logs
 from fedinf_jax.running import records
@@ -35,8 +36,11 @@ class Task(NamedTuple):
   server_data: tuple[np.ndarray, np.ndarray] | None = None  # the server's own
   recipe: Mapping[str, Any] = _NOTHING  # what config.json says under "config"
   estimators: Mapping[str, influence.Estimator] = _NOTHING
-  descriptions: Mapping[str, str] = _NOTHING  # of the estimators, in words
-  exact: bool | list[int] = False  # clients to replay: all, none or some
+  passes: Mapping[str, int] = _NOTHING  # backwards: eigenvectors, by name
+  pass_rounds: int = 1  # at how many evaluated rounds these are turned
+  descriptions: Mapping[str, str] = _NOTHING  # of all these, in words
+  # Clients to replay: all, none, some, or those that a screening names.
+  exact: bool | list[int] | records.Top = False
   seed: int = 0
   mesh: jax.sharding.Mesh | None = None  # None: one device
   evaluate_every: int = 1  # rounds, at least 1
@@ -78,7 +82,7 @@ def _options(task):
   serving = any(e.curvature.serve is not None for e in estimators)
   return {
     "estimators": dict(task.estimators),
-    "exact": task.exact,
+    "exact": _replayed(task),
     "seed": task.seed,
     "mesh": task.mesh,
     "server_data": task.server_data if serving else None,
@@ -150,8 +154,42 @@ def logged(task: Task) -> logs.Expected:
   """Returns what the logs hold at the end of a run."""
   clients = min(task.tracked, len(examined(task)))
   layers = len(jax.tree.leaves(task.model.param_shapes()))
-  names = len(task.estimators) + bool(task.exact)
+  names = len(task.estimators) + bool(_replayed(task))
   return logs.Expected(sorted(evaluated(task)), clients * layers * names)
+
+
+def turned(task: Task) -> list[int]:
+  """Returns the rounds after which passes are turned, evenly spread."""
+  rounds = sorted(evaluated(task))
+  count = min(task.pass_rounds, len(rounds))
+  return [rounds[-(-len(rounds) * i // count) - 1] for i in range(1, count + 1)]
+
+
+def verified(task: Task, scores: list[records.Scores]) -> Task:
+  """Chooses the clients to replay by scores, where the task says so.
+
+  Raises:
+    ValueError: if the scores are missing, or not finite.
+  """
+  if not isinstance(task.exact, records.Top):
+    return task
+  count, by = task.exact
+  wanted = by, task.fed.rounds
+  found = [s.fil for s in scores if (s.estimator, s.round) == wanted]
+  if not found:
+    raise ValueError(f"exact: nobody was screened by {by!r} yet")
+  try:
+    rows = valuation.extremes(found[0], count)
+  except ValueError as error:
+    raise ValueError(f"exact: {by!r} finds no extremes: {error}") from error
+  return task._replace(exact=sorted(rows.tolist()))
+
+
+def _replayed(task):
+  """Returns all, none or some; as many stand for those yet to be chosen."""
+  if isinstance(task.exact, records.Top):
+    return list(range(task.exact.count))
+  return task.exact
 
 
 def examined(task: Task) -> np.ndarray:
@@ -159,9 +197,10 @@ def examined(task: Task) -> np.ndarray:
 
   Where none or all are, these are all clients.
   """
-  if isinstance(task.exact, bool):
+  rows = _replayed(task)
+  if isinstance(rows, bool):
     return np.arange(task.train.num_clients)
-  return np.array(task.exact)
+  return np.array(rows)
 
 
 def tracked(task: Task) -> np.ndarray:

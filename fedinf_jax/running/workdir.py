@@ -139,6 +139,18 @@ class Contents(NamedTuple):
     return list(self.summary["estimators"])
 
   @property
+  def with_eps(self):
+    """The estimators that have ε: all but passes backwards."""
+    return [n for n in self.names if self.summary["estimators"][n]["layers"]]
+
+  @property
+  def screened_by(self):
+    """By whom the clients to replay were chosen; None: they are no extremes."""
+    exact = self.config["config"].get("exact")
+    top = records.read_top(exact) if isinstance(exact, str) else None
+    return top and top.by
+
+  @property
   def has_exact(self):
     """Whether any client was replayed."""
     return bool(np.isfinite(self.columns.get("fil_exact", np.nan)).any())

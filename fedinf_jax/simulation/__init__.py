@@ -2,6 +2,7 @@
 
 from fedinf_jax.simulation.adjoint import adjoint as adjoint
 from fedinf_jax.simulation.adjoint import adjoint_pass as adjoint_pass
+from fedinf_jax.simulation.adjoint import Pass as Pass
 from fedinf_jax.simulation.found import Found as Found
 from fedinf_jax.simulation.run import Run as Run
 from fedinf_jax.simulation.run import State as State

@@ -2,6 +2,7 @@
 
 from fedinf_jax.valuation.rankings import auroc as auroc
 from fedinf_jax.valuation.rankings import choose as choose
+from fedinf_jax.valuation.rankings import extremes as extremes
 from fedinf_jax.valuation.rankings import precision_at_k as precision_at_k
 from fedinf_jax.valuation.rankings import ranking as ranking
 from fedinf_jax.valuation.rankings import rewards as rewards

@@ -73,6 +73,42 @@ def choose(
   return order[: int(np.floor(fraction * len(order) + 0.5))]
 
 
+def extremes(scores: Any, count: int) -> np.ndarray:
+  """Finds the clients at both ends: those worth an exact replay.
+
+  ⌈count/2⌉ from the start of the `ranking`, ⌊count/2⌋ from its end. A score of
+  exactly 0, which a client that was never drawn has, is no extreme: such
+  clients are taken only where the others are too few, in the order of
+  positions.
+
+  Args:
+    scores: [K], higher is more helpful (hand in −FIA).
+    count: how many clients, at most K.
+
+  Returns:
+    int [count], distinct positions, from the most helpful to the most harmful:
+    rows for `exact=`.
+
+  Example:
+    found = fi.adjoint(model, data, fed, x, y)
+    rows = fi.valuation.extremes(found.influence, 20)
+    fi.simulate(model, data, fed, exact=rows)
+  """
+  scores = _scores("scores", scores)
+  count = checks.positive_integer("count", count)
+  if count > len(scores):
+    raise ValueError(f"count is {count}; there are {len(scores)} clients")
+  order = ranking(scores)
+  nonzero = order[scores[order] != 0]
+  if len(nonzero) < count:
+    others = np.flatnonzero(scores == 0)[: count - len(nonzero)]
+    return order[np.isin(order, [*nonzero, *others])]
+  harmful = count // 2
+  return np.append(
+    nonzero[: count - harmful], nonzero[len(nonzero) - harmful :]
+  )
+
+
 def rewards(fil: Any, budget: float = 1.0) -> np.ndarray:
   """Divides a budget among the clients that help.
 
