@@ -111,8 +111,8 @@ def check_influence(folder):
   found = rows(folder / "influence.csv")
   assert list(found[0]) == [
     *("client_id", "num_examples", "times_selected", "fil_exact", "fia_exact"),
-    *("fil_both", "fia_both", "fil_relu", "fia_relu"),
-    *("fil_matched", "fia_matched"),
+    *("fil_both", "fia_both", "fil_matched", "fia_matched"),
+    *("fil_relu", "fia_relu"),
   ]
   assert len(found) == 20
   assert sum(int(row["times_selected"]) for row in found) == 10 * 10
