@@ -114,9 +114,8 @@ def test_all_directions_lose_nothing(kind):
   assert found.carried == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-  "kind", [DEFAULT, pytest.param("alone", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [DEFAULT, "alone"])
 def test_own_part_is_as_written_out(kind):
   case, cohorts, changes = KINDS[kind]
   fed = make_fed(cohorts, **changes)
@@ -179,6 +178,7 @@ def linear(outputs, y):
   return (outputs * y).mean()
 
 
+@pytest.mark.slow
 def test_error_is_of_second_order_in_the_weight():
   found = np.array([halved(copies) for copies in (8, 4, 2, 1)])
   # The influence halves with the weight, and so does its relative error.

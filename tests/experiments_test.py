@@ -142,7 +142,7 @@ def check_layers(folder):
     *("round", "client", "layer", "estimator", "error", "norm")
   ]
   # Rounds, clients, layers, estimators and the ground truth.
-  assert len(found) == 10 * 3 * 2 * 3
+  assert len(found) == 10 * 3 * 2 * 4
   for row in found:
     if row["estimator"] == "exact":
       assert float(row["error"]) == 0

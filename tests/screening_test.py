@@ -204,6 +204,7 @@ def test_stopped_in_either_direction_it_resumes(
   assert binaries.files(tmp_path / "w") == binaries.files(finished[0])
 
 
+@pytest.mark.slow
 def test_a_named_estimator_screens(tmp_path):
   task = make_task("top:4:truncated", directions=0)
   _, printed = train(task, tmp_path)
