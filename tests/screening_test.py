@@ -186,6 +186,7 @@ def test_a_screening_is_not_repeated(finished, monkeypatch, capsys):
   assert binaries.files(folder) == before
 
 
+@pytest.mark.slow
 def test_stopped_in_either_direction_it_resumes(
   finished, tmp_path, monkeypatch
 ):
@@ -288,6 +289,7 @@ def test_recipes_that_cannot_be_are_refused(change, message):
     recipes.check(config_of(**change))
 
 
+@pytest.mark.slow
 def test_cleansing_by_the_adjoint_turns_at_its_round():
   task = make_task()
   state = tasks.simulator(task).init()
