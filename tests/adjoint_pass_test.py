@@ -92,6 +92,7 @@ def test_a_training_is_turned_at_any_round(at):
   close(found, go(fed, cohorts=cohorts[:at]))
 
 
+@pytest.mark.slow
 def test_in_single_precision(enable_x32):
   data = make_data(dtype=np.float32)
   model = fi.models.logreg(4, 3)
@@ -104,9 +105,8 @@ def test_in_single_precision(enable_x32):
     np.testing.assert_allclose(*pair, rtol=0, atol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize(
-  "shape", [(8, 1), pytest.param((2, 2), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(8, 1), (2, 2)])
 def test_devices_share_the_participants(shape):
   mesh = device_grid.grid(jax.devices()[: np.prod(shape)], shape[1])
   found = go(mesh=mesh)

@@ -125,6 +125,7 @@ def test_equals_its_literal_twin(guard, groups):
     )
 
 
+@pytest.mark.slow
 def test_m_equal_steps_at_once_are_the_power_of_one():
   setup, client = cases.one_client(cases.mlp, steps=3, eta=2.0)
   eye = jnp.eye(43)
