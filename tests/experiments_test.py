@@ -244,6 +244,7 @@ def test_debugging_scores_and_retrains(enable_x32, tmp_path):
 def test_debugging_finds_planted_label_flippers(tmp_path):
   command = (
     "--config.scale=0.2",
+    "--config.server_examples=0",  # All are needed to tell the clients apart.
     "--config.estimators=relu",
     "--config.exact=none",
     "--kinds=flip_labels",
