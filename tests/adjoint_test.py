@@ -95,9 +95,8 @@ def test_derivative_is_that_of_the_weights(kind):
     assert scale > 1e-3
 
 
-@pytest.mark.parametrize(
-  "kind", [pytest.param(DEFAULT, marks=pytest.mark.slow), "alone"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [DEFAULT, "alone"])
 def test_all_directions_lose_nothing(kind):
   case, cohorts, changes = KINDS[kind]
   fed = make_fed(cohorts, **changes)

@@ -20,6 +20,7 @@ SHARED = {
 }
 
 
+@pytest.mark.slow
 def test_chunks_of_uploads_change_nothing():
   draw = np.random.default_rng(0)
   data = fi.FederatedData.from_clients(

@@ -219,6 +219,7 @@ def check_cleansing(folder):
   assert "Fig. 4" in page or "Figure 4" in page
 
 
+@pytest.mark.slow
 def test_debugging_scores_and_retrains(enable_x32, tmp_path):
   config = small(
     **{
