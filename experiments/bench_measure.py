@@ -69,7 +69,7 @@ def kept(federation: Federation, name: str) -> Seconds:
   """Times rounds that keep every ε by a named estimator."""
   options, size = {}, None
   if federation.server_data is not None:
-    size = len(federation.server_data[0])
+    size = len(federation.server_data.x)
   estimators = named.build(name, size)
   if estimators[name].curvature.serve is not None:
     options["server_data"] = federation.server_data

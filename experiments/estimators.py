@@ -23,7 +23,13 @@ _OURS = {"labels": "sampled", "layerwise": False}
 # Drawn by the server from its own examples, afresh in each round.
 _SERVER = Part(
   fi.fisher,
-  {**_OURS, "num_samples": 200, "spectrum": "relu", "per": "round"},
+  {
+    **_OURS,
+    "num_samples": 200,
+    "label_draws": 16,
+    "spectrum": "relu",
+    "per": "round",
+  },
 )
 _NO_GUARD = Part(fi.no_guard, {})
 _LWET = Part(fi.lwet, {})

@@ -3,6 +3,7 @@
 import math
 import os
 import pathlib
+from typing import NamedTuple
 
 import ml_collections
 import numpy as np
@@ -25,6 +26,16 @@ CORRUPTIONS = {
   "free_rider": fi.data.corrupt.free_rider,
   "duplicate": fi.data.corrupt.duplicate,
 }
+
+
+class Examples(NamedTuple):
+  """What a recipe reads or makes."""
+
+  train: fi.FederatedData  # the clients
+  held_out: fi.FederatedData
+  # Of the same population, but nobody trains on them; None: there are none.
+  spare: fi.FederatedData | None
+  source: str  # in words
 
 
 def scaled(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -114,10 +125,10 @@ def build(
   check(config)
   mesh = devices.parse(_mesh(config))
   read = _READERS[config.data.kind]
-  train, x, y, source = read(config, data_dir)
-  train, bad = _corrupted(train, config.corrupt, config.seed)
-  server, x, y = _server_part(config, x, y)
-  pool = len(server[0]) if server else None
+  examples = read(config, data_dir)
+  train, bad = _corrupted(examples.train, config.corrupt, config.seed)
+  server, (x, y) = _server_part(config, examples)
+  pool = len(server.x) if server else None
   estimators = named.build(config.estimators, pool)
   passes = named.passes(names(config))
   unused = {"mesh"} if passes else {"mesh", "adjoint_rounds"}
@@ -145,8 +156,8 @@ def build(
     evaluate_every=config.evaluate_every,
     tracked=config.tracked,
     keep_rounds=frozenset({config.cleanse_round} - {0}),
-    source=source,
-    stand_in=source == GLYPHS,
+    source=examples.source,
+    stand_in=examples.source == GLYPHS,
     bad=bad,
   )
 
@@ -186,36 +197,47 @@ def exact_rows(exact: str, num_clients: int, seed: int):
   return sorted(draw.permutation(num_clients)[: int(exact)].tolist())
 
 
-def _server_part(config, x, y):
-  """Takes the server's examples for curvature from the held-out ones.
+def _server_part(config, examples):
+  """Finds the server's examples for curvature.
 
   Returns:
-    Those of the server, at most half of all, and what is left to measure
-    influence on. That is the same wherever the server's examples are from.
+    Those of the server; None: it has none. And (x, y), what influence is
+    measured on: what the server leaves of the held-out examples, at least half.
   """
-  count = min(config.server_examples, len(x) // 2)
-  order = np.random.default_rng([config.seed, 5]).permutation(len(x))
-  own, rest = np.sort(order[:count]), np.sort(order[count:])
-  server = None
-  if count:
-    server = SERVER_FROM[config.server_from](config, x[own], y[own])
-  return server, x[rest], y[rest]
+  held_out, wanted = examples.held_out, config.server_examples
+  if not wanted:
+    return None, held_out.pooled()
+  order = lambda data: np.random.default_rng([config.seed, 5]).permutation(
+    len(data.x)
+  )
+  if config.server_from == "others":
+    spare = examples.spare
+    if spare is None:
+      raise ValueError(
+        'server_from is "others"; the clients train on all examples there are'
+      )
+    return spare.with_examples(order(spare)[:wanted]), held_out.pooled()
+  count, drawn = min(wanted, len(held_out.x) // 2), order(held_out)
+  server = held_out.with_examples(drawn[:count])
+  server = SERVER_FROM[config.server_from](config, server)
+  return server, held_out.with_examples(drawn[count:]).pooled()
 
 
-def _held_out(config, x, y):
+def _as_they_are(config, server):
   del config
-  return x, y
+  return server
 
 
-def _skewed(config, x, y):
+def _skewed(config, server):
   """Keeps the lower half of the classes, of what the server would have."""
   del config
-  kept = y <= np.median(y)
-  return x[kept], y[kept]
+  kept = server.y <= np.median(server.y)
+  return server.with_examples(np.flatnonzero(kept))
 
 
-def _stand_in(config, x, y):
+def _stand_in(config, server):
   """Makes as many examples of another population: public data, say."""
+  x, y = server.pooled()
   if config.data.kind == "synthetic":
     count = min(200, config.data.num_clients)
     others = fi.data.synthetic(num_clients=count, seed=config.seed)
@@ -224,7 +246,12 @@ def _stand_in(config, x, y):
   pool, labels = others.pooled()
   some = np.random.default_rng([config.seed, 6]).permutation(len(pool))
   some = some[: len(x)]
-  return pool[some].astype(x.dtype), labels[some].astype(y.dtype)
+  return _nobody_s(pool[some].astype(x.dtype), labels[some].astype(y.dtype))
+
+
+def _nobody_s(x, y):
+  """Returns examples that are no client's own."""
+  return fi.FederatedData.from_clients({"nobody": (x, y)})
 
 
 def _mesh(config):
@@ -256,19 +283,27 @@ def _cnn(config, num_features, num_classes):
 
 
 def _synthetic(config, data_dir):
-  """Returns (train, test x, test y, source)."""
   del data_dir  # These data are always made.
-  everyone = fi.data.synthetic(num_clients=config.data.num_clients)
+  count = config.data.num_clients
+  # The first clients are the same, however many follow.
+  others = max(1, count // 4) if config.server_from == "others" else 0
+  everyone = fi.data.synthetic(num_clients=count + others)
   if config.scale < 1:
     everyone = everyone.split(max(config.scale, 0.1), seed=0)[0]
-  train, test = everyone.split(config.data.train_fraction, seed=config.seed)
-  return train, *test.pooled(), "LEAF synthetic data (made here)"
+  clients = everyone.take(range(count))
+  train, test = clients.split(config.data.train_fraction, seed=config.seed)
+  return Examples(
+    train=train,
+    held_out=test,
+    spare=everyone.take(range(count, count + others)) if others else None,
+    source="LEAF synthetic data (made here)",
+  )
 
 
 def _by_writer(config, data_dir):
-  """Returns (train, test x, test y, source): every client a writer."""
+  """Reads clients that are writers."""
   data, seed = config.data, config.seed
-  writers, x, y, source = _femnist(data, data_dir, seed)
+  writers, test, source = _femnist(config, data_dir)
   if writers.num_clients < data.num_clients:
     raise ValueError(
       f"data.num_clients is {data.num_clients}; the data have"
@@ -276,14 +311,20 @@ def _by_writer(config, data_dir):
     )
   # Those with the most images: the others could not fill a round.
   largest = np.argsort(-writers.num_examples, kind="stable")
-  train = writers.take(np.sort(largest[: data.num_clients]).tolist())
-  return _at_most(train, data.examples, seed), x, y, source
+  clients = np.sort(largest[: data.num_clients])
+  used = _at_most(writers, clients, data.examples, seed)
+  return Examples(
+    train=writers.with_examples(used),
+    held_out=test,
+    spare=_without(writers, used),
+    source=source,
+  )
 
 
 def _iid(config, data_dir):
-  """Returns (train, test x, test y, source): all images, mixed."""
+  """Reads images and mixes them: no client is a writer."""
   data, seed = config.data, config.seed
-  writers, x, y, source = _femnist(data, data_dir, seed)
+  writers, test, source = _femnist(config, data_dir)
   wanted = data.num_clients * data.examples
   if len(writers.x) < wanted:
     raise ValueError(
@@ -298,25 +339,28 @@ def _iid(config, data_dir):
     seed=seed,
     num_classes=writers.num_classes,
   )
-  return train, x, y, source
+  spare = _without(writers, some)
+  return Examples(
+    train=train,
+    held_out=_nobody_s(*test.pooled()),
+    spare=spare and _nobody_s(*spare.pooled()),
+    source=source,
+  )
 
 
-def _femnist(data, data_dir, seed):
-  """Returns (writers, test x, test y, source), the test set cut to size."""
-  train, x, y, source = _read_femnist(data, data_dir, seed)
-  if len(x) > data.test_examples:
-    some = np.random.default_rng(seed + 1).permutation(len(x))
-    some = np.sort(some[: data.test_examples])
-    x, y = x[some], y[some]
-  return train, x, y, source
+def _femnist(config, data_dir):
+  """Returns (writers, test, source), the test set cut to size."""
+  data, seed = config.data, config.seed
+  train, test, source = _read_femnist(config, data_dir)
+  if len(test.x) > data.test_examples:
+    some = np.random.default_rng(seed + 1).permutation(len(test.x))
+    test = test.with_examples(some[: data.test_examples])
+  return train, test, source
 
 
-def _read_femnist(data, data_dir, seed):
+def _read_femnist(config, data_dir):
   if data_dir is None:
-    each = math.ceil(data.test_examples / data.num_clients)
-    writers = fi.data.glyphs(data.num_clients, data.examples + each, seed=seed)
-    train, test = writers.split(data.examples / (data.examples + each), seed)
-    return train, *test.pooled(), GLYPHS
+    return *_glyphs(config), GLYPHS
   path = pathlib.Path(data_dir)
   for place in (path, *path.rglob("*")):
     # To open a pipe would wait for somebody to write into it.
@@ -342,18 +386,37 @@ def _read_femnist(data, data_dir, seed):
     raise ValueError(f"--data_dir={data_dir} has no test part: {error}") from (
       error
     )
-  return train, *test.pooled(), source
+  return train, test, source
 
 
-def _at_most(train, examples, seed):
-  """Keeps at most `examples` of each client, by a draw of its own."""
-  words = rng.id_words(train.ids)
-  kept = []
-  for k, (x, y) in enumerate(train.clients()):
+def _glyphs(config):
+  """Makes writers of images enough to train on, to spare and to hold out."""
+  data, seed = config.data, config.seed
+  each = lambda count: math.ceil(count / data.num_clients)
+  known, test = data.examples, each(data.test_examples)
+  if config.server_from == "others":
+    known += each(config.server_examples)
+  writers = fi.data.glyphs(data.num_clients, known + test, seed=seed)
+  return writers.split(known / (known + test), seed)
+
+
+def _at_most(writers, clients, examples, seed):
+  """Draws at most `examples` of each of some writers, as rows of all of them.
+
+  Each has a draw of its own.
+  """
+  words, rows = rng.id_words(writers.ids), []
+  for k in clients:
     draw = rng.host_generator(seed, rng.Stream.SPLIT, words[k])
-    some = np.sort(draw.permutation(len(x))[:examples])
-    kept.append((x[some], y[some]))
-  return fi.FederatedData.from_clients(kept, train.ids, train.num_classes)
+    some = draw.permutation(writers.num_examples[k])[:examples]
+    rows.append(writers.offsets[k] + some)
+  return np.concatenate(rows)
+
+
+def _without(data, rows):
+  """Returns the examples but those in some rows; None: there are no others."""
+  others = np.setdiff1d(np.arange(len(data.x)), rows)
+  return data.with_examples(others) if len(others) else None
 
 
 def _corrupted(train, corrupt, seed):
@@ -365,7 +428,12 @@ def _corrupted(train, corrupt, seed):
 
 
 # Where the server's examples are from.
-SERVER_FROM = {"held_out": _held_out, "skewed": _skewed, "stand_in": _stand_in}
+SERVER_FROM = {
+  "held_out": _as_they_are,
+  "others": None,  # Examples.spare: nothing is made of held-out ones.
+  "skewed": _skewed,
+  "stand_in": _stand_in,
+}
 _READERS = {
   "synthetic": _synthetic,
   "femnist_iid": _iid,

@@ -110,6 +110,7 @@ def hits(
   """Returns which removals touch each cohort, int [T, H], padded."""
   if mask is None:
     return cohorts
+  mask = np.pad(mask, ((0, 0), (0, 1)))  # A last column, for no client.
   touched = [np.flatnonzero(mask[:, cohort].any(1)) for cohort in cohorts]
   most = max(1, max(len(found) for found in touched))
   pad = lambda found: np.pad(

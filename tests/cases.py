@@ -143,3 +143,10 @@ def one_client(case, k=3, params=None, round_=1, eta=0.4, steps=1):
 
 # Makes a setup linear; any estimator that propagates would do.
 FISHER = fi.estimator(fi.fisher(), fi.no_guard())
+
+
+def server_data(shape=(4,), count=20, seed=8):
+  """Makes examples that a server holds."""
+  draw = np.random.default_rng(seed)
+  x = draw.normal(size=(count, *shape))
+  return x, draw.integers(0, CLASSES, count)

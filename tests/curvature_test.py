@@ -87,9 +87,9 @@ def test_no_spectrum_lets_the_operator_expand(layerwise):
   assert max(norms[1:]) <= 1 + 1e-12
 
 
-def test_sampled_labels_are_unbiased_for_gauss_newton_and_observed_are_not():
-  setup, client = cases.one_client(cases.logreg)
-  sampled = fi.fisher(labels="sampled")
+def drawn_matrices(setup, client, label_draws):
+  """ηF of sampled labels, drawn 3000 times."""
+  sampled = fi.fisher(labels="sampled", label_draws=label_draws)
 
   @jax.jit
   @jax.vmap
@@ -99,12 +99,28 @@ def test_sampled_labels_are_unbiased_for_gauss_newton_and_observed_are_not():
     g = jnp.concatenate([r[0] for r in rows], axis=1)
     return g.T @ g
 
-  draws = np.asarray(draw(jnp.arange(3000, dtype=jnp.int32)))
+  return np.asarray(draw(jnp.arange(3000, dtype=jnp.int32)))
+
+
+def test_sampled_labels_are_unbiased_for_gauss_newton_and_observed_are_not():
+  setup, client = cases.one_client(cases.logreg)
   # For softmax regression the Gauss–Newton matrix is the Hessian.
   truth = hessian(setup, client)
-  error = draws.std(0) / np.sqrt(len(draws))
-  z = np.abs(draws.mean(0) - truth) / np.maximum(error, 1e-12)
-  assert z.max() < 5 and 0.5 < z.mean() < 1.2
+  for label_draws in (8, 1):
+    draws = drawn_matrices(setup, client, label_draws)
+    error = draws.std(0) / np.sqrt(len(draws))
+    z = np.abs(draws.mean(0) - truth) / np.maximum(error, 1e-12)
+    assert z.max() < 5 and 0.5 < z.mean() < 1.2
+  # A model that is sure of its labels seldom draws another: more draws help.
+  sure = client._replace(
+    iterates=jax.tree.map(lambda a: 4 * a, client.iterates)
+  )
+  once, often = (
+    np.square(drawn_matrices(setup, sure, n).std(0)).sum() for n in (1, 8)
+  )
+  assert often < 0.7 * once
+  with pytest.raises(ValueError, match="label_draws is 2, which needs labels="):
+    fi.fisher(label_draws=2)
   observed = matrix(fi.fisher().report(setup, client))
   z = np.abs(observed - truth) / np.maximum(error, 1e-12)
   assert z.max() > 20

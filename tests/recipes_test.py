@@ -101,7 +101,10 @@ def test_leaf_and_npz_give_the_same_problem(writers):
     assert not made[0].stand_in
     assert made[0].train.num_clients == 5
     assert made[0].train.num_examples.max() == 8
-    assert len(made[0].x) + len(made[0].server_data[0]) == 10
+    images = len(made[0].x)
+    if config.server_from == "held_out":  # Else they are no test images.
+      images += len(made[0].server_data.x)
+    assert images == 10
 
 
 def test_a_prepared_tfds_folder_is_read(writers, tmp_path):
@@ -307,7 +310,7 @@ def test_the_server_s_examples_are_no_test_examples():
   assert everything.server_data is None
   config.server_examples, config.estimators = 200, "both,server,matched"
   task = recipes.build("test", config, None)
-  x, y = task.server_data
+  x, y = task.server_data.pooled()
   assert len(x) == len(y) == 200
   assert len(task.x) == len(everything.x) - 200
   rows = lambda *parts: {row.tobytes() for part in parts for row in part}
@@ -325,7 +328,7 @@ def test_the_server_s_examples_are_no_test_examples():
     recipes.check(config)
   config.server_examples = 10**6
   task = recipes.build("test", config, None)
-  assert len(task.server_data[0]) == len(everything.x) // 2
+  assert len(task.server_data.x) == len(everything.x) // 2
 
 
 @pytest.mark.parametrize("data", [quickstart, setting3])
@@ -334,16 +337,21 @@ def test_the_server_s_examples_may_be_from_elsewhere(data):
   config.server_examples = 40
   config.update(mesh="none", estimators="matched")
   own = recipes.build("test", config, None)
-  for origin in ("skewed", "stand_in"):
+  assert set(map(str, own.server_data.ids)) <= set(map(str, own.train.ids))
+  for origin in ("skewed", "stand_in", "others"):
     config.server_from = origin
     other = recipes.build("test", config, None)
-    np.testing.assert_array_equal(other.x, own.x)  # Measured on the same.
-    x, y = other.server_data
+    if origin != "others":
+      np.testing.assert_array_equal(other.x, own.x)  # Measured on the same.
+    x, y = other.server_data.pooled()
     assert len(x) == len(y) <= 40 and x.dtype == own.x.dtype
     if origin == "skewed":
-      assert y.max() < own.server_data[1].max()
+      assert y.max() < own.server_data.y.max()
+    elif origin == "others":
+      used = {a.tobytes() for a in (*other.train.x, *other.x)}
+      assert not used & {a.tobytes() for a in x}
     else:
-      assert not np.array_equal(x, own.server_data[0])
+      assert not np.array_equal(x, own.server_data.x)
   config.server_from = "elsewhere"
   with pytest.raises(ValueError, match="server_from is 'elsewhere'; it must"):
     recipes.check(config)

@@ -10,7 +10,6 @@ import fedinf_jax as fi
 from fedinf_jax import federation
 from fedinf_jax import rng
 from fedinf_jax import simulation
-from fedinf_jax.curvature import matching
 from fedinf_jax.curvature import wall
 from fedinf_jax.data import on_device
 from tests import cases
@@ -28,15 +27,9 @@ GUARDS = {
 }
 
 
-def server_data(shape=(4,), count=20, seed=8):
-  draw = np.random.default_rng(seed)
-  x = draw.normal(size=(count, *shape))
-  return x, draw.integers(0, cases.CLASSES, count)
-
-
 def repeated_clients():
   """Clients with the same examples, some of them several times over."""
-  x, y = server_data(count=7)
+  x, y = cases.server_data(count=7)
   return fi.FederatedData.from_clients(
     [(np.tile(x, (n, 1)), np.tile(y, n)) for n in (1, 3, 2, 1, 4, 2)],
     num_classes=cases.CLASSES,
@@ -93,7 +86,7 @@ TWINS = {
 )
 def test_equals_its_literal_twin(guard, groups):
   model, data = cases.mlp()
-  own = server_data()
+  own = cases.server_data()
   fed = fi.FedAvg(rounds=5, cohort_size=3, local_steps=2, learning_rate=2.0)
   server = fi.FederatedData.from_clients([own], num_classes=cases.CLASSES)
   params = cases.in_double(model.init(jax.random.key(1)))
@@ -147,88 +140,12 @@ def test_m_equal_steps_at_once_are_the_power_of_one():
       cases.close(*lost, rtol=0, atol=1e-10)
 
 
-# Participants as mixtures of the server's examples.
-
-
-def test_simplex_weights_find_a_known_mixture():
-  draw = np.random.default_rng(0)
-  g = draw.normal(size=(12, 40))
-  truth = np.zeros((3, 12))
-  truth[0, [1, 4, 7]] = 1 / 3
-  truth[1, 5] = 1
-  truth[2] = draw.dirichlet(np.ones(12))
-  found = np.asarray(matching.simplex_weights(g @ g.T, truth @ g @ g.T))
-  assert (found >= 0).all()
-  np.testing.assert_allclose(found.sum(1), 1, atol=1e-12)
-  np.testing.assert_allclose(found, truth, atol=2e-3)
-
-
-def matched_estimators(c):
-  matched = fi.server_side(c, match=True)
-  return {
-    "matched": fi.estimator(matched, fi.no_guard()),
-    "fine": fi.estimator(matched, fi.lwet(per="participant")),
-    "one": fi.estimator(fi.server_side(c), fi.no_guard()),
-  }
-
-
-@pytest.mark.parametrize("layerwise", [True, False])
-def test_clients_whose_examples_the_server_has_are_recovered(layerwise):
-  x, y = server_data(count=14)
-  parts = ([0, 3, 5], [1, 2], [4, 6, 6, 7], [8, 9, 10], [11], [12, 13])
-  data, many = (
-    fi.FederatedData.from_clients(
-      [(x[np.repeat(p, times)], y[np.repeat(p, times)]) for p in parts],
-      num_classes=cases.CLASSES,
-    )
-    # Few examples may differ from the server's by chance, and are not trusted.
-    for times in (1, 1000)
-  )
-  fed = fi.FedAvg(rounds=4, cohort_size=3, local_steps=1, learning_rate=0.4)
-  model, _ = cases.mlp()
-  c = fi.fisher(
-    num_samples=14, per="round", layerwise=layerwise, spectrum="relu"
-  )
-  own = fi.simulate(
-    model, data, fed, estimators={"own": fi.estimator(c, fi.no_guard())}
-  )
-  own = cases.ravel(own.eps["own"])
-  run = fi.simulate(
-    model, many, fed, estimators=matched_estimators(c), server_data=(x, y)
-  )
-  matched, fine, one = (
-    cases.ravel(run.eps[n]) for n in ("matched", "fine", "one")
-  )
-  size = np.linalg.norm(own)
-  assert np.linalg.norm(matched - own) < 1e-2 * size  # The solver's.
-  assert np.linalg.norm(one - own) > 0.02 * size
-  np.testing.assert_allclose(fine, matched, atol=1e-12)  # Nothing grows.
-  drawn = np.isfinite(run.health["matched"].residual)
-  assert (run.health["matched"].residual[drawn] < 1e-2).all()
-  assert run.health["one"].residual is None
-
-
-def test_a_client_unlike_the_server_s_examples_has_a_residual():
-  x, y = server_data(count=14)
-  clients = [(x[:5], y[:5]), (x[5:9], y[5:9])]
-  clients += [(-9 * x[9:], (y[9:] + 1) % cases.CLASSES)]
-  data = fi.FederatedData.from_clients(clients, num_classes=cases.CLASSES)
-  fed = fi.FedAvg(rounds=2, cohort_size=3, local_steps=1, learning_rate=0.1)
-  model, _ = cases.mlp()
-  c = fi.fisher(num_samples=14, per="round", layerwise=False)
-  run = fi.simulate(
-    model, data, fed, estimators=matched_estimators(c), server_data=(x, y)
-  )
-  residual = np.asarray(run.health["matched"].residual)
-  assert (residual[:2] < 0.02).all() and residual[2] > 0.3
-
-
 # Who sees what.
 
 
 def test_the_server_s_part_has_no_client_example_among_its_inputs():
   model, data = cases.logreg()
-  own = server_data(count=20)
+  own = cases.server_data(count=20)
   params = cases.in_double(model.init(jax.random.key(0)))
   ours = fi.estimator(fi.server_side(OURS, match=True), fi.no_guard())
   setup = federation.setup(model, FED, {"ours": ours}, params, 14)
@@ -240,7 +157,8 @@ def test_the_server_s_part_has_no_client_example_among_its_inputs():
     jax.tree.map(lambda a: jnp.ones((3, *a.shape)), params), jnp.ones(3, int)
   )
   draws = rng.server_draws(jax.random.key(0), jnp.int32(1))
-  jaxpr = jax.make_jaxpr(serve)(on_device.alone(*own), params, updates, draws)
+  held = on_device.Held(*own, owner=None, removed_in=None)
+  jaxpr = jax.make_jaxpr(serve)(held, params, updates, draws)
   sizes = {v.aval.shape for v in jaxpr.jaxpr.invars}
   assert (20, 4) in sizes and data.x.shape not in sizes
   constants = {np.shape(c) for c in jaxpr.consts}
@@ -312,7 +230,10 @@ def test_nothing_is_uploaded():
 
 def test_distributed_and_stepwise_it_is_the_same():
   model, data = cases.mlp()
-  own = server_data()
+  # Some of the examples are clients' own; their rows lie on several devices.
+  x, y = cases.server_data()
+  own = {data.ids[1]: (x[:6], y[:6]), data.ids[4]: (x[6:9], y[6:9])}
+  own = fi.FederatedData.from_clients({**own, "other": (x[9:], y[9:])})
   estimators = {"served " + n: SERVED[n] for n in ("ours", "matched")}
   options = {"estimators": estimators, "server_data": own}
   run = fi.simulate(model, data, FED, **options)
@@ -345,7 +266,7 @@ def test_each_round_draws_afresh_and_the_examples_are_no_constant(compilations):
       data,
       FED,
       estimators=estimators,
-      server_data=server_data(seed=seed),
+      server_data=cases.server_data(seed=seed),
     )
     state = step(init())
     before = len(compilations)
@@ -375,7 +296,7 @@ def test_momentum_and_mini_batches():
     "hessian": fi.estimator(fi.server_side(fi.exact_hessian()), fi.no_guard()),
   }
   run = fi.simulate(
-    model, data, fed, estimators=estimators, server_data=server_data(),
+    model, data, fed, estimators=estimators, server_data=cases.server_data(),
     exact=True,
   )  # fmt: skip
   exact = cases.ravel(run.exact_eps)
@@ -384,7 +305,7 @@ def test_momentum_and_mini_batches():
     assert off < np.linalg.norm(exact)
 
 
-X, Y = server_data()
+X, Y = cases.server_data()
 BAD = {
   "missing": ({}, "'ours' is server_side and needs server_data"),
   "shape": ({"server_data": (X[:, :3], Y)}, r"examples of shape \[3\]"),

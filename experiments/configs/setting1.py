@@ -36,7 +36,9 @@ def get_config():
       # So many held-out examples, at most half, are the server's (curvature);
       # half of the others are for validation, half for testing.
       "server_examples": 3000,
-      "server_from": "held_out",  # Or skewed, stand_in: other examples instead.
+      # Where these are from: held_out, or others (of the same population, on
+      # which nobody trains), skewed, stand_in; see docs/experiments.md.
+      "server_from": "held_out",
       # Clients to replay: all, none, a number drawn at random, or top:20, the
       # extremes by adjoint; top:20:NAME, by another estimator of the run.
       "exact": "all",

@@ -31,7 +31,7 @@ def get_config():
   config.fed.cohort_size = 5
   config.fed.local_steps = 2
   config.fed.learning_rate = 0.03
-  config.server_examples = 600
+  config.server_from = "others"  # Images that no client has.
   config.evaluate_every = 10
   config.cleanse_round = 350
   return config

@@ -21,6 +21,7 @@ def get_config():
   config.model.dense = 64
   config.model.activation = "relu"
   config.model.pool = "max"
+  config.server_from, config.server_examples = "held_out", 600
   config.fed.rounds = 2000
   config.fed.cohort_size = 10
   config.fed.learning_rate = 0.02

@@ -3,6 +3,12 @@
 With rows G, scaled gradients of the server's examples, and X = GGᵀ, each
 participant has a core C_k: P_k = I − Gᵀ C_k G. One core may stand for
 everybody's, or each participant is matched with a mixture of the examples.
+
+Some of the server's examples may be a client's own, held out from its training.
+In the removal of that client nobody has such examples, and P contracts less
+without them, just where the client mattered most. There their rows are left
+out: C_k becomes T C_k T / (1 − π), where T is zero for these rows and one for
+the others, and π their share.
 """
 
 import functools
@@ -21,6 +27,15 @@ from fedinf_jax.curvature import wall
 from fedinf_jax.linalg import low_rank
 from fedinf_jax.linalg import spectra
 
+LEAST_LEFT = 0.5  # Of P, where its rows are mostly those of a removed client.
+
+
+class Owned(NamedTuple):
+  """Which rows are clients' own."""
+
+  removed_in: jax.Array  # int32 [S, Q], the removals that take a row out
+  shares: jax.Array  # ω_k, a row's share of a mixture, [B, S] or [1, S]
+
 
 class Cores(NamedTuple):
   """The participants of a round, as the server sees them."""
@@ -28,6 +43,7 @@ class Cores(NamedTuple):
   rows: types.Params  # √(η/S) g_z, leaves [S, P_j]
   cores: list[jax.Array]  # C_k of each block of layers, [B, S, S] or [1, S, S]
   grams: list[jax.Array]  # GGᵀ of each block, [S, S]
+  owned: Owned | None  # None: no row is a client's own
   residual: jax.Array | None  # [B], how far from any mixture
 
 
@@ -82,14 +98,13 @@ def _refuse(descent, report, eps):
   raise ValueError("a matched curvature is absorbed for all participants")
 
 
-def _mixtures(layerwise, options, num_rows, setup, client, participants):
+def _mixtures(layerwise, options, num_rows, setup, client, held, participants):
   """Makes the report: rows, and a core per participant."""
   size = setup.max_examples
-  step = jnp.int32(0), client.start
-  observed = gradients.sampled(setup, client, step, size, "observed")
-  rows = observed
+  plain = options._replace(labels="observed", label_draws=1)
+  rows = observed = _rows(setup, client, plain)
   if options.labels == "sampled":
-    rows = gradients.sampled(setup, client, step, size, "sampled")
+    rows = _rows(setup, client, options)
   eta, power = setup.descent.eta, setup.fed.local_steps
   unit = jnp.sqrt(eta / size) / (eta * power)
   matched = matching.mixtures(
@@ -106,25 +121,38 @@ def _mixtures(layerwise, options, num_rows, setup, client, participants):
     rows=rows,
     cores=[lax.map(functools.partial(core, x), weights) for x in grams],
     grams=grams,
+    owned=_owned(held.take(matched.chosen), matched.weights),
     residual=matched.residual,
   )
 
 
-def _one_core(layerwise, options, setup, client, participants):
+def _one_core(layerwise, options, setup, client, held, participants):
   """Makes the report where one core stands for everybody's."""
   del participants
-  step = jnp.int32(0), client.start
-  rows = gradients.sampled(
-    setup, client, step, setup.max_examples, options.labels
-  )
+  rows = _rows(setup, client, options)
   grams = _grams(rows, layerwise)
   core = lambda x: spectra.core(x, options.spectrum, setup.fed.local_steps)
+  size = setup.max_examples
   return Cores(
     rows=rows,
     cores=[core(x)[None] for x in grams],
     grams=grams,
+    owned=_owned(held, jnp.full((1, size), 1 / size, grams[0].dtype)),
     residual=None,
   )
+
+
+def _rows(setup, client, options):
+  """Returns √(η/S) g of the server's examples at w_{t-1}, in their order."""
+  step, (x, y, *_) = (jnp.int32(0), client.start), client.examples
+  g = gradients.of_each(setup, client.draws, step, (x, y), options)
+  scale = jnp.sqrt((setup.descent.eta or 1.0) / len(x))
+  return jax.tree.map(lambda a: a * scale.astype(a.dtype), g)
+
+
+def _owned(held, shares):
+  """Returns which rows are clients' own; None where nobody says so."""
+  return None if held.owner is None else Owned(held.removed_in, shares)
 
 
 def _grams(rows, layerwise):
@@ -155,18 +183,25 @@ def _absorb(layerwise, descent, report, eps, lost, attendance, examiner, _):
   flat = [a.reshape(a.shape[0], -1) for a in leaves]
   blocks = tree.layer_blocks(len(leaves), layerwise=layerwise)
   out, grown = [None] * len(leaves), [None] * len(leaves)
-  parts = zip(blocks, report.cores, report.grams, strict=True)
-  for block, cores, gram in parts:
+  owned = report.owned
+  for i, block in enumerate(blocks):
+    cores, gram = report.cores[i], report.grams[i]
     e, g = [flat[j] for j in block], [rows[j] for j in block]
     found = None
-    if examiner is not None:
-      before = examiner.before[:, :, block[0]]
-      c, found = _kept(e, g, cores, gram, before, examiner, attendance)
-      taken = [low_rank.matmul(c, a) for a in g]
-    elif len(cores) == 1 and _explicit_is_cheaper(e, g):
+    if owned is None and examiner is None and _explicit_is_cheaper(e, g, cores):
       taken = _explicit(e, g, cores[0])
     else:
-      c = _mixed(_dots(e, g), cores, attendance)
+      u = _dots(e, g)
+      others = _without_own(u, owned)
+      if examiner is None:
+        c = _mixed(others, cores, attendance)
+        c = _without_own(c, owned, attendance)
+      else:
+        before = examiner.before[:, :, block[0]]
+        each = low_rank.einsum("kst,rt->krs", cores, others)
+        each = jax.vmap(lambda c: _without_own(c, owned, attendance))(each)
+        square = sum(jnp.square(a).sum(1) for a in e)
+        c, found = _kept(each, u, square, gram, before, examiner, attendance)
       taken = [low_rank.matmul(c, a) for a in g]
     for j, a in zip(block, taken, strict=True):
       out[j], grown[j] = a.reshape(leaves[j].shape), found
@@ -196,23 +231,51 @@ def _mixed(u, cores, attendance: removals.Attendance):
   return c.at[hits].set(own(shares[hits], u[hits]), mode="drop")
 
 
-def _kept(e, g, cores, gram, before, examiner, attendance):
-  """Returns the same of those terms that a fine guard keeps, and which grew."""
-  shares, u = attendance.shares, _dots(e, g)
-  each = low_rank.einsum("kst,rt->rks", cores, u)
-  inner = low_rank.einsum("rks,st->rkt", each, gram) - 2 * u[:, None]
-  gain = jnp.broadcast_to((each * inner).sum(2), shares.shape)  # [R, B]
-  square = sum(jnp.square(a).sum(1) for a in e)[:, None]
-  square = jnp.broadcast_to(square, gain.shape)
+def _without_own(c, owned, attendance: removals.Attendance | None = None):
+  """Leaves out of c [R, S] the rows that a removal's clients own.
+
+  With the attendance, the other rows stand for what is missing: c / (1 − π).
+  """
+  if owned is None:
+    return c
+  where, rows = owned.removed_in, jnp.arange(c.shape[1])[:, None]
+  c = c.at[where, rows].set(0, mode="drop")
+  if attendance is None:
+    return c
+  # Σ_k a_{r,k} π_k, from the shares of the participants in these removals.
+  shares = attendance.shares.at[where].get(mode="fill", fill_value=0)
+  own = (shares * owned.shares.T[:, None]).sum(2)  # [S, Q]
+  own = jnp.zeros(len(c), c.dtype).at[where].add(own, mode="drop")
+  return c / jnp.maximum(1 - own, LEAST_LEFT)[:, None]
+
+
+def _kept(each, u, square, gram, before, examiner, attendance):
+  """Returns the same of those terms that a fine guard keeps, and which grew.
+
+  Args:
+    each: C_k u_r, [B, R, S] or [1, R, S].
+    u: Gε, [R, S].
+    square: ‖ε‖², [R].
+    gram: GGᵀ.
+    before: bool [R, B], terms dropped in earlier rounds.
+    examiner: of the guard.
+    attendance: the weights of participants.
+  """
+  shares = attendance.shares
+  inner = low_rank.einsum("krs,st->krt", each, gram) - 2 * u[None]
+  gain = jnp.broadcast_to((each * inner).sum(2).T, shares.shape)  # [R, B]
+  square = jnp.broadcast_to(square[:, None], gain.shape)
   found = examiner.grows(gain, square, shares)
   kept = jnp.where(found | before, 0, shares)
-  if len(cores) == 1:
-    return kept.sum(1)[:, None] * each[:, 0], found
-  return low_rank.einsum("rk,rks->rs", kept, each), found
+  if len(each) == 1:
+    return kept.sum(1)[:, None] * each[0], found
+  return low_rank.einsum("rk,krs->rs", kept, each), found
 
 
-def _explicit_is_cheaper(e, g):
+def _explicit_is_cheaper(e, g, cores):
   """Tells whether to make GᵀCG itself, by counting operations."""
+  if len(cores) > 1:
+    return False
   num_removals, size = len(e[0]), len(g[0])
   width = sum(a.shape[1] for a in g)
   direct = size * num_removals * (4 * width + 2 * size)

@@ -15,6 +15,7 @@ def fisher(
   *,
   num_samples: int = 50,
   labels: str = "observed",
+  label_draws: int = 1,
   layerwise: bool = True,
   rank: int | None = None,
   spectrum: str | None = None,
@@ -29,6 +30,8 @@ def fisher(
       drawn without replacement.
     labels: "observed", or "sampled" from the model's own predictions, which
       makes the mean an unbiased estimate of the Gauss–Newton matrix.
+    label_draws: labels sampled per example. Their gradients are summed with
+      random signs: one row as ever, and a less noisy estimate.
     layerwise: each layer for itself, or gradients as whole vectors.
     rank: upload only the best factor of this rank, for each step (and layer).
     spectrum: "clip", "relu", "exp" or "implicit": f(ηs) in place of 1 − ηs on
@@ -38,9 +41,16 @@ def fisher(
   """
   checks.one_of("labels", labels, ("observed", "sampled"))
   checks.positive_integer("num_samples", num_samples)
+  checks.positive_integer("label_draws", label_draws)
+  if label_draws > 1 and labels != "sampled":
+    raise ValueError(
+      f'label_draws is {label_draws}, which needs labels="sampled"; an example'
+      " has one observed label"
+    )
   checks.boolean("layerwise", layerwise)
   rows.check_options(rank, spectrum)
   checks.one_of("per", per, ("step", "round"))
+  options = gradients.Options(labels, label_draws, spectrum, rank)
 
   def check(setup):
     setup.descent.require_plain("spectrum", spectrum)
@@ -60,7 +70,7 @@ def fisher(
     power = setup.fed.local_steps if per == "round" else 1
 
     def step(inputs):
-      sampled = gradients.sampled(setup, client, inputs, num_samples, labels)
+      sampled = gradients.sampled(setup, client, inputs, num_samples, options)
       if rank is None and spectrum is None and power == 1:
         return sampled
       leaves, treedef = jax.tree.flatten(sampled)
@@ -79,13 +89,13 @@ def fisher(
     shape = layerwise, rank, spectrum, per
   return rows.curvature(
     name="fisher",
-    key=wall.key("fisher", num_samples, labels, *shape),
+    key=wall.key("fisher", num_samples, labels, label_draws, *shape),
     layerwise=layerwise,
     spectrum=spectrum,
     num_steps=1 if per == "round" else None,
     first_step_only=per == "round",
     num_samples=num_samples,
-    options=gradients.Options(labels, spectrum, rank),
+    options=options,
     report=report,
     check=check,
     sampled=True,

@@ -36,6 +36,11 @@ def server_side(
   for it and need not know. With mini-batches, clients draw them and the server
   does not: it takes all examples of the round.
 
+  If the server holds examples of the clients themselves, give them as
+  `server_data=held_out`, a FederatedData with the same ids: in the removal of a
+  client its own are left out. `fisher(..., per="round")` does so; other
+  curvatures take all examples alike.
+
   Args:
     curvature: any, such as `fisher(num_samples=200, labels="sampled",
       layerwise=False, spectrum="relu", per="round")`.
@@ -66,13 +71,14 @@ def server_side(
 
   def serve(setup, server, params, participants, draws):
     own = _setup(setup, server, num_examples)
-    client = _stand_in(own, curvature, server, params, draws)
+    held = _drawn(own, server, draws)
+    client = _stand_in(own, curvature, held, params, draws)
     if setup.fed.batch_size is not None:
       # An update is the mean over so many examples, not over all.
       most = setup.fed.local_steps * setup.fed.batch_size
       counts = jnp.minimum(participants.counts, most)
       participants = participants._replace(counts=counts)
-    return make(own, client, participants)
+    return make(own, client, held, participants)
 
   return curvature._replace(
     name=f"server_side({curvature.name})",
@@ -96,20 +102,26 @@ def _setup(setup: wall.Setup, server, num_examples) -> wall.Setup:
   )
 
 
+def _drawn(
+  setup: wall.Setup, server: on_device.Held, draws: rng.Draws
+) -> on_device.Held:
+  """Draws the examples of a round."""
+  count, size = len(server.x), setup.max_examples
+  if size == count:
+    return server
+  key = draws.key(rng.Stream.SERVER, jnp.int32(0))
+  return server.take(rng.choose(key, count, size=size, limit=count)[0])
+
+
 def _stand_in(
   setup: wall.Setup,
   curvature: wall.Curvature,
-  server: on_device.Examples,
+  held: on_device.Held,
   params: types.Params,
   draws: rng.Draws,
 ) -> wall.Client:
-  """Returns the server as one more participant, on examples it draws."""
-  count, size = len(server.x), setup.max_examples
-  examples = server
-  if size < count:
-    key = draws.key(rng.Stream.SERVER, jnp.int32(0))
-    index, _ = rng.choose(key, count, size=size, limit=count)
-    examples = on_device.alone(server.x[index], server.y[index])
+  """Returns the server as one more participant, on examples it holds."""
+  examples = on_device.alone(held.x, held.y)
   if curvature.first_step_only:
     iterates = jax.tree.map(lambda a: a[None], params)
   else:
@@ -121,8 +133,8 @@ def _stand_in(
 def _shared(curvature):
   """Returns the fields of a curvature with one P for all participants."""
 
-  def make(setup, client, participants):
-    del participants
+  def make(setup, client, held, participants):
+    del held, participants
     return curvature.report(setup, client)
 
   def lost(descent, report, eps):

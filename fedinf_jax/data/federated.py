@@ -96,6 +96,11 @@ class FederatedData:
     """int64 [K + 1]: client k's rows are offsets[k] … offsets[k + 1] - 1."""
     return np.concatenate([[0], np.cumsum(self.num_examples)])
 
+  @property
+  def owners(self) -> np.ndarray:
+    """int64 [N]: whose each example is, as a position of clients."""
+    return np.repeat(np.arange(self.num_clients), self.num_examples)
+
   def client(self, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns client k's (x, y), by position."""
     (k,) = self._checked([k])
@@ -120,6 +125,23 @@ class FederatedData:
     return FederatedData.from_clients(
       [clients[k] for k in positions],
       [self.ids[k] for k in positions],
+      self.num_classes,
+    )
+
+  def with_examples(self, rows: np.ndarray) -> "FederatedData":
+    """Returns these rows of x and y; clients with none of them are left out.
+
+    Args:
+      rows: int [M], in any order; they stay in the order of clients.
+    """
+    rows = np.sort(np.asarray(rows))
+    counts = np.bincount(self.owners[rows], minlength=self.num_clients)
+    kept = np.flatnonzero(counts)
+    return FederatedData(
+      self.x[rows],
+      self.y[rows],
+      counts[kept],
+      tuple(self.ids[k] for k in kept),
       self.num_classes,
     )
 

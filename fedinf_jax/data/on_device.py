@@ -20,6 +20,20 @@ class Examples(NamedTuple):
   count: jax.Array  # [] how many they are, n_k
 
 
+class Held(NamedTuple):
+  """Examples that the server holds, some of which may be clients' own."""
+
+  x: jax.Array  # [N, ...]
+  y: jax.Array  # [N, ...]
+  owner: jax.Array | None  # int32 [N], whose; K: no client's. None: all of them
+  # int32 [N, Q], the removals that take the owner out, padded with others.
+  removed_in: jax.Array | None
+
+  def take(self, index: jax.Array) -> "Held":
+    """Returns some of them."""
+    return jax.tree.map(lambda a: a[index], self)
+
+
 class Clients(NamedTuple):
   """All clients. Position K is nobody: it has no examples."""
 

@@ -33,7 +33,7 @@ class Task(NamedTuple):
   x: np.ndarray  # [N, ...] held-out inputs, on which influence is measured
   y: np.ndarray  # [N] their labels
   fed: fedavg.FedAvg
-  server_data: tuple[np.ndarray, np.ndarray] | None = None  # the server's own
+  server_data: federated.FederatedData | None = None  # the server's own
   recipe: Mapping[str, Any] = _NOTHING  # what config.json says under "config"
   estimators: Mapping[str, influence.Estimator] = _NOTHING
   passes: Mapping[str, int] = _NOTHING  # backwards: eigenvectors, by name
@@ -113,7 +113,7 @@ def describe(task: Task) -> str:
   train, fed = task.train, task.fed
   parts = [f"{len(a):,} {name}" for name, a in halves(task)._asdict().items()]
   if task.server_data is not None:
-    parts.insert(0, f"{len(task.server_data[0]):,} curvature (the server's)")
+    parts.insert(0, f"{len(task.server_data.x):,} curvature (the server's)")
   return (
     f"{task.name}: {task.source}: {train.num_clients} clients,"
     f" {len(train.x):,} training examples; held out: {', '.join(parts)};"
@@ -126,8 +126,10 @@ def digest(task: Task) -> str:
   """Returns a fingerprint of the data."""
   made = hashlib.blake2b(digest_size=16)
   train = task.train
-  server = task.server_data or ()
-  for a in (train.x, train.y, train.num_examples, task.x, task.y, *server):
+  arrays = [train.x, train.y, train.num_examples, task.x, task.y]
+  if task.server_data is not None:
+    arrays += task.server_data.pooled()
+  for a in arrays:
     made.update(f"{a.dtype} {a.shape}".encode())
     made.update(np.ascontiguousarray(a))
   made.update("\n".join(map(str, train.ids)).encode())

@@ -39,7 +39,7 @@ class Request(NamedTuple):
   replayed: np.ndarray  # int [E]
   params: types.Params  # w_0
   seed: int
-  server: on_device.Examples | None
+  server: on_device.Held | None
   mesh: jax.sharding.Mesh | None
 
   def padded(self, numbers: np.ndarray) -> np.ndarray:
@@ -79,12 +79,15 @@ def request(
   seed = checks.seed(seed)
   estimators = check_estimators(estimators)
   shapes = agreement.training(model, data, fed)
-  server = _server_examples(server_data, data, estimators, model, shapes)
+  mask = removals.check(removals_, data.num_clients)
+  num_removals = data.num_clients if mask is None else len(mask)
+  server = _held(server_data, data, estimators, model, shapes)
+  if server is not None and server.owner is not None:
+    rows = removals.hits(mask, server.owner[:, None], num_removals)
+    server = server._replace(removed_in=rows)
   setup = federation.setup(
     model, fed, estimators, shapes, int(data.num_examples.max())
   )
-  mask = removals.check(removals_, data.num_clients)
-  num_removals = data.num_clients if mask is None else len(mask)
   return Request(
     data=data,
     estimators=estimators,
@@ -100,7 +103,7 @@ def request(
   )
 
 
-def _server_examples(server_data, data, estimators, model, shapes):
+def _held(server_data, data, estimators, model, shapes):
   """Returns the server's own examples; None where nobody asks for them."""
   serving = {n: e for n, e in estimators.items() if e.curvature.serve}
   if server_data is None:
@@ -114,6 +117,10 @@ def _server_examples(server_data, data, estimators, model, shapes):
     raise ValueError(
       "server_data is given, but no estimator is server_side(curvature)"
     )
+  owner = None
+  if isinstance(server_data, federated.FederatedData):
+    owner = _owners(server_data, data)
+    server_data = server_data.pooled()
   try:
     x, y = server_data
     x, y = agreement.evaluation(
@@ -121,7 +128,8 @@ def _server_examples(server_data, data, estimators, model, shapes):
     )
   except (TypeError, ValueError) as error:
     raise ValueError(
-      f"server_data must be a pair (x, y) like the clients' examples: {error}"
+      "server_data must be a pair (x, y) like the clients' examples, or a"
+      f" FederatedData: {error}"
     ) from error
   for name, e in serving.items():
     wanted = e.curvature.num_samples
@@ -130,9 +138,24 @@ def _server_examples(server_data, data, estimators, model, shapes):
         f"server_data has {len(x)} examples; {name!r} draws {wanted} of them"
         " per round. Give more, or num_examples="
       )
-  return on_device.alone(
-    np.asarray(x, data.x.dtype), np.asarray(y, data.y.dtype)
+  return on_device.Held(
+    x=np.asarray(x, data.x.dtype),
+    y=np.asarray(y, data.y.dtype),
+    owner=owner,
+    removed_in=None,
   )
+
+
+def _owners(held, data):
+  """Returns whose each example is, int [N]; K: no client's. None: all of them.
+
+  As elsewhere, ids that are written alike are the same.
+  """
+  position = {str(client): k for k, client in enumerate(data.ids)}
+  clients = [position.get(str(i), data.num_clients) for i in held.ids]
+  if min(clients) == data.num_clients:
+    return None
+  return np.asarray(clients, np.int32)[held.owners]
 
 
 def check_estimators(estimators: Any) -> dict[str, influence.Estimator]:

@@ -37,7 +37,7 @@ class Inputs(NamedTuple):
   removals: removals.Removals | None  # of the estimators, all R
   hits: jax.Array | None  # int32 [T, H], removals that touch the cohort
   replayed: removals.Removals | None
-  server: on_device.Examples | None  # the server's own
+  server: on_device.Held | None  # the server's own
   root: jax.Array  # the run's key
 
 

@@ -63,7 +63,8 @@ def simulator(
     params: w_0; None: drawn from the seed.
     seed: of every draw.
     server_data: (x [N, ...], y [N, ...]), examples of the server's own, for
-      estimators with `server_side(curvature)`.
+      estimators with `server_side(curvature)`; or a FederatedData, where some
+      of them are the clients', by the same ids.
     replay_chunk: removals replayed at once on a device; None: as memory allows.
     upload_chunk: waves of participants whose uploads are held at once (at most,
       and a divisor of their number); None: as memory allows.

@@ -228,6 +228,9 @@ def _serve(choices, name, e):
   def serve(eps, so_far, attendance, params, participants, server, draws):
     hits = layout.own_removals(name, attendance.hits)
     attendance = attendance._replace(hits=hits)
+    if server.removed_in is not None:
+      removed_in = layout.own_removals(name, server.removed_in)
+      server = server._replace(removed_in=removed_in)
     report = e.curvature.serve(setup, server, params, participants, draws)
     so_far = e.absorb(setup.descent, eps, so_far, report, attendance)
     return so_far, report.residual if e.curvature.matched else None
