@@ -79,3 +79,38 @@ def test_a_client_unlike_the_server_s_examples_has_a_residual():
   )
   residual = np.asarray(run.health["matched"].residual)
   assert (residual[:2] < 0.02).all() and residual[2] > 0.3
+
+
+def test_mixtures_are_shrunk_as_far_as_chance_explains_them():
+  draw = np.random.default_rng(1)
+  g = draw.normal(size=(10, 30)) + 1.0
+  targets = g[:4].mean(0)[None] + 0.1
+  mix = lambda count: matching.mixtures(
+    matching.Gradients({"w": g}, {"w": g}), {"w": targets}, np.array([count]),
+    num_rows=10, local_steps=1,
+  )  # fmt: skip
+  found = np.asarray(mix(10**9).weights)
+  mean = g.mean(0)
+  variance = np.square(g - mean).sum(1).mean()
+  away = np.square(targets[0] - mean).sum()
+  for count in (1, 30, 1000):
+    apart = max(0, 1 - variance / count / away)
+    expected = apart * found + (1 - apart) / 10
+    np.testing.assert_allclose(mix(count).weights, expected, atol=1e-6)
+  assert 0 < 1 - variance / 30 / away < 0.9
+  alike = np.full_like(found, 0.1)
+  np.testing.assert_allclose(mix(1).weights, alike, atol=1e-12)
+
+
+def test_few_rows_are_those_that_mixtures_need_and_a_random_rest():
+  draw = np.random.default_rng(2)
+  g = draw.normal(size=(40, 60))
+  targets = g[[33, 37]]
+  found = matching.mixtures(
+    matching.Gradients({"w": g}, {"w": g}), {"w": targets}, np.array([9, 9]),
+    num_rows=12, local_steps=1,
+  )  # fmt: skip
+  chosen = np.asarray(found.chosen)
+  assert {33, 37} <= set(chosen[:6].tolist())
+  assert chosen[6:].tolist() == list(range(6))
+  np.testing.assert_allclose(np.asarray(found.weights).sum(1), 1, atol=1e-9)
