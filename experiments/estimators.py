@@ -75,6 +75,16 @@ SPECS = {
     ),
     _NO_GUARD,
   ),
+  "server_lowrank": (
+    Part(
+      fi.server_side,
+      {
+        "curvature": Part(fi.lowrank_hessian, {"rank": 50, "per": "round"}),
+        "num_examples": 1000,
+      },
+    ),
+    _NO_GUARD,
+  ),
   "difference": (Part(fi.exact_difference, {}), _NO_GUARD),
   "truncated": (Part(fi.truncated, {}), _NO_GUARD),
 }

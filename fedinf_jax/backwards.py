@@ -12,9 +12,14 @@ To first order in the weight of client c, V ε_T^{−c} is then
 
 A round that client c has to itself (a_c = 1) would have been skipped: its term
 is Λ_t (w_{t−1} − w_t).
+
+A server without the clients' trainings takes P of its own curvature in place of
+∂w_{t,m}^k / ∂w_{t−1}, and can do so long after the rounds: see `Kept`.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -23,8 +28,11 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from fedinf_jax import removals
 from fedinf_jax import tree
 from fedinf_jax import types
+from fedinf_jax.curvature import descent as descents
+from fedinf_jax.curvature import wall
 from fedinf_jax.linalg import lanczos
 
 PROBES = 10  # Random vectors that estimate the curvature left out.
@@ -118,6 +126,78 @@ def pull_back(train: Callable, chunk: int) -> Callable:
     return local, tree.map_rows(one, rows, chunk)
 
   return pull
+
+
+class Kept(NamedTuple):
+  """What a server keeps of a round, to score every client later."""
+
+  report: Any  # of a curvature that is the server's own
+  changes: jax.Array  # w_t − w_{t,m}^k, [B, P]; w_{t−1} − w_t of one alone
+  clients: jax.Array  # int [B]
+  shares: jax.Array  # a_k, [B]
+
+
+def served(
+  curvature: wall.Curvature,
+  descent: descents.Descent,
+  report: Any,
+  rows: jax.Array,
+  shares: jax.Array,
+  like: types.Params,
+) -> jax.Array:
+  """Returns Σ_k a_k Λ P_k by the server's curvature, whose P_k are symmetric.
+
+  Args:
+    curvature: `server_side(fisher(..., per="round"))`, matched or not.
+    descent: how participants train.
+    report: what the curvature has made in the round.
+    rows: Λ, [D, P].
+    shares: a_k for each of the rows, [D, B].
+    like: a model, for the shapes.
+  """
+  unravel = flatten_util.ravel_pytree(like)[1]
+  stacked = jax.vmap(unravel)(rows)
+  attendance = removals.Attendance(
+    shares=shares,
+    base=shares[0],
+    slots=jnp.zeros(shares.shape[1], jnp.int32),
+  )
+  lost, _ = curvature.absorb(
+    descent, report, stacked, tree.zeros_like(stacked), attendance, None, None
+  )
+  return rows - jax.vmap(lambda a: flatten_util.ravel_pytree(a)[0])(lost)
+
+
+def score_kept(
+  curvature: wall.Curvature,
+  descent: descents.Descent,
+  kept: Sequence[Kept],
+  basis: jax.Array,
+  like: types.Params,
+  num_clients: int,
+) -> jax.Array:
+  """Scores every client from the last rounds that a server has kept.
+
+  Args:
+    curvature: of which the reports are.
+    descent: how participants train.
+    kept: the last W rounds, in their order. What clients did before is not
+      counted.
+    basis: V, [D, P], of `directions` at the present model.
+    like: a model, for the shapes.
+    num_clients: K.
+
+  Returns:
+    z, [K, D].
+  """
+  rows, z = basis, jnp.zeros((num_clients, len(basis)), basis.dtype)
+  for report, changes, clients, shares in reversed(kept):
+    alone = shares == 1
+    gains = jnp.where(alone, 1, shares / jnp.where(alone, 1, 1 - shares))
+    z = z.at[clients].add(gains[:, None] * _dot(changes, rows.T))
+    every = jnp.broadcast_to(shares, (len(rows), len(shares)))
+    rows = served(curvature, descent, report, rows, every, like)
+  return z
 
 
 def weigh(num_examples: np.ndarray, cohorts: np.ndarray) -> Weights:

@@ -65,6 +65,7 @@ def shared_fields(curvature: wall.Curvature) -> dict:
     ),
     "absorb": functools.partial(_absorb, curvature.layerwise),
     "lost": _refuse,
+    "symmetric": True,
   }
 
 
@@ -91,6 +92,7 @@ def fields(curvature: wall.Curvature) -> dict:
     "lost": _refuse,
     "check": check,
     "matched": True,
+    "symmetric": True,
   }
 
 

@@ -147,6 +147,8 @@ class Curvature(NamedTuple):
   # from examples of its own; None: participants report.
   serve: Callable[..., Any] | None = None
   matched: bool = False  # its reports say how well updates were reproduced
+  # P_k is symmetric, and made by the server alone: it also acts from the right.
+  symmetric: bool = False
   options: Hashable = None  # what it was made with, where others ask for it
 
   @property

@@ -8,8 +8,11 @@ import jax
 
 from fedinf_jax import checks
 from fedinf_jax import fedavg
+from fedinf_jax import guards
+from fedinf_jax import influence
 from fedinf_jax import metrics
 from fedinf_jax import types
+from fedinf_jax.curvature import wall
 from fedinf_jax.data import federated
 from fedinf_jax.simulation import found as founds
 from fedinf_jax.simulation import plan as plans
@@ -49,7 +52,8 @@ def adjoint(
   """
   go = adjoint_pass(model, data, fed, x, y, **options)
   state = go.turn(go.train(go.init(), fed.rounds))
-  return go.read(go.back(state, fed.rounds))
+  window = options.get("window") or fed.rounds
+  return go.read(go.back(state, min(window, fed.rounds)))
 
 
 def adjoint_pass(
@@ -67,6 +71,9 @@ def adjoint_pass(
   seed: int = 0,
   snapshot_every: int | None = None,
   mesh: jax.sharding.Mesh | str | None = None,
+  curvature: wall.Curvature | None = None,
+  server_data: Any = None,
+  window: int | None = None,
 ) -> Pass:
   """Prepares a training and the pass back through it.
 
@@ -89,6 +96,12 @@ def adjoint_pass(
       are trained again on the way back. None: √T; 1: every model is kept.
     mesh: None: one device; "auto": all there are; or a Mesh as `simulator`
       takes it. Its devices share the participants of a round.
+    curvature: None: directions go back through the participants' trainings.
+      `server_side(fisher(..., per="round"))`: by the server's curvature alone,
+      as a real server can do it (see `backwards.score_kept`).
+    server_data: examples of the server's own, for such a curvature.
+    window: rounds to go back through; what clients did before is not counted.
+      None: all.
 
   Returns:
     The functions of a pass: `init() -> state`; `train(state, rounds=1)`;
@@ -102,9 +115,12 @@ def adjoint_pass(
   """
   own_part = checks.boolean("own_part", own_part)
   count = checks.integer("directions", directions)
+  window = checks.positive_integer("window", window or fed.rounds)
+  served = _served(curvature)
   asked = plans.request(
     model, data, fed, estimators=None, exact=False, removals_=None,
-    cohorts=cohorts, params=params, seed=seed, server_data=None, mesh=mesh,
+    cohorts=cohorts, params=params, seed=seed, server_data=server_data,
+    mesh=mesh, served=served,
   )  # fmt: skip
   examples = turning.check_examples(model, data, asked.params, metric, (x, y))
   turning.require_directions(count, asked.params)
@@ -112,9 +128,25 @@ def adjoint_pass(
   score = turning.score(model, metric)
   turning.require_gradient(score, asked.params, examples, asked.seed)
   plan = plans.make(asked, replay_chunk=None, upload_chunk=None)
-  parts = turning.Parts(plan, asked, count, every, score, examples)
+  parts = turning.Parts(
+    plan=plan, asked=asked, count=count, every=every, score=score,
+    examples=examples, curvature=curvature, window=window,
+  )  # fmt: skip
   turning.require_memory(parts)
   return _build(parts, model, own_part=own_part, metric=metric)
+
+
+def _served(curvature):
+  """Returns an estimator by the curvature, for the checks of its examples."""
+  if curvature is None:
+    return None
+  if not isinstance(curvature, wall.Curvature) or not curvature.symmetric:
+    raise ValueError(
+      "curvature must be None or"
+      ' fi.server_side(fi.fisher(..., per="round")): only what the server makes'
+      " by itself, in one matrix per round, can be carried back without clients"
+    )
+  return influence.estimator(curvature, guards.no_guard())
 
 
 def _build(parts, model, *, own_part, metric):
@@ -123,8 +155,12 @@ def _build(parts, model, *, own_part, metric):
   last = asked.setup.fed.rounds
   expected = jax.eval_shape(lambda w: turning.start(parts, w), plan.params)
   loops = reverse.loops(
-    plan.choices, parts.every, turning.directions_at_once(parts)
+    plan.choices,
+    parts.every,
+    turning.directions_at_once(parts),
+    parts.curvature,
   )
+  left = lambda state: int(state.left) - max(0, int(state.end) - parts.window)
   places = turning.places(plan, asked.cohorts, parts.mesh)
   check = lambda state: runs.check_state(state, expected, reverse.State)
 
@@ -143,7 +179,7 @@ def _build(parts, model, *, own_part, metric):
     check(state)
     if not int(state.end):
       raise ValueError("state has no directions yet; turn it before back")
-    rounds = _rounds(rounds, int(state.left))
+    rounds = _rounds(rounds, left(state))
     state = loops.back(state, rounds, plan.inputs, places)
     if not bool(state.finite):
       raise ValueError(
@@ -155,9 +191,9 @@ def _build(parts, model, *, own_part, metric):
 
   def read(state):
     check(state)
-    if not int(state.end) or int(state.left):
+    if not int(state.end) or left(state):
       raise ValueError(
-        f"state has {int(state.left) or last} rounds left to go back through"
+        f"state has {left(state) or last} rounds left to go back through"
       )
     return founds.read(
       state, asked, model, metric, parts.examples,

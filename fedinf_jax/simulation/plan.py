@@ -73,20 +73,26 @@ def request(
   seed: Any,
   server_data: Any,
   mesh: Any,
+  served: influence.Estimator | None = None,
 ) -> Request:
-  """Checks what a user asks for, the cheap things first."""
+  """Checks what a user asks for, the cheap things first.
+
+  Args beyond those of `simulator.simulator`:
+    served: an estimator that is not kept, but whose curvature the server makes.
+  """
   mesh = devices.resolve(mesh)
   seed = checks.seed(seed)
   estimators = check_estimators(estimators)
   shapes = agreement.training(model, data, fed)
   mask = removals.check(removals_, data.num_clients)
   num_removals = data.num_clients if mask is None else len(mask)
-  server = _held(server_data, data, estimators, model, shapes)
+  asking = estimators if served is None else {"curvature": served}
+  server = _held(server_data, data, asking, model, shapes)
   if server is not None and server.owner is not None:
     rows = removals.hits(mask, server.owner[:, None], num_removals)
     server = server._replace(removed_in=rows)
   setup = federation.setup(
-    model, fed, estimators, shapes, int(data.num_examples.max())
+    model, fed, asking, shapes, int(data.num_examples.max())
   )
   return Request(
     data=data,

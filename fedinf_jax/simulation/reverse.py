@@ -16,7 +16,10 @@ import jax.numpy as jnp
 
 from fedinf_jax import backwards
 from fedinf_jax import fedavg
+from fedinf_jax import federation
+from fedinf_jax import rng
 from fedinf_jax import types
+from fedinf_jax.curvature import wall
 from fedinf_jax.simulation import devices
 from fedinf_jax.simulation import exchange
 from fedinf_jax.simulation import round as rounds_
@@ -48,16 +51,26 @@ class Loops(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-def loops(choices: stages_.Choices, every: int, chunk: int) -> Loops:
+def loops(
+  choices: stages_.Choices,
+  every: int,
+  chunk: int,
+  curvature: wall.Curvature | None,
+) -> Loops:
   """Builds the programs of both directions.
 
   Args:
     choices: of a plan without estimators and replay.
     every: rounds between snapshots.
     chunk: directions that a participant carries together.
+    curvature: by which directions are carried back; None: by the participants'
+      own trainings.
   """
   stages = stages_.build(choices)
-  pull = _pull_stage(choices, chunk)
+  if curvature is None:
+    pull = _by_trainings(choices, _pull_stage(choices, chunk))
+  else:
+    pull = _by_the_server(choices, stages, curvature)
   mesh, last = choices.layout.mesh, choices.setup.fed.rounds
 
   def place(state):
@@ -90,7 +103,7 @@ def loops(choices: stages_.Choices, every: int, chunk: int) -> Loops:
 
       def one(state):
         before = _row(models, state.left - 1 - start)
-        return _one_round_back(choices, pull, state, before, inputs, places)
+        return _one_round_back(pull, state, before, inputs, places)
 
       until = jnp.maximum(start, stop)
       return lax.while_loop(lambda s: (s.left > until) & s.finite, one, state)
@@ -146,20 +159,10 @@ def _retrace(choices, stages, state, inputs, start, every):
   return put(models, trained)
 
 
-def _one_round_back(choices, pull, state, before, inputs, places):
+def _one_round_back(pull, state, before, inputs, places):
   """Carries the directions back through one round."""
-  mesh = choices.layout.mesh
   t = state.left - 1
-  waves, size_class = inputs.waves[t], inputs.size_class[t]
-  total = inputs.clients.count[waves].sum()
-  nobody = len(inputs.clients.count) - 1
-  cohort_size = choices.setup.fed.cohort_size
-  dealt = exchange.deal(mesh, waves, size_class, nobody)
-  where, _ = exchange.deal(mesh, places[t], size_class, cohort_size)
-  draws = inputs.root, state.left
-  operand = before, state.params, state.rows, draws, total
-  rows, found = pull(operand, inputs.clients, *dealt)
-  found = devices.constrain(mesh, found, devices.REPLICATED)
+  rows, found, where = pull(state, before, inputs, places[t])
   put = lambda all_, some: all_.at[t, where.reshape(-1)].set(some, mode="drop")
   pushed, seen, gap, gram = state.passed
   passed = backwards.Passed(
@@ -173,6 +176,65 @@ def _one_round_back(choices, pull, state, before, inputs, places):
     passed=passed,
     finite=jnp.isfinite(rows).all(),
   )
+
+
+def _by_trainings(choices, pull):
+  """Builds a round back through the participants' own trainings.
+
+  Returns:
+    (state, w_{t−1}, inputs, places) -> Λ_{t−1}; pushed, seen and gap, by lane;
+    and the lanes' places in the cohort.
+  """
+  mesh, setup = choices.layout.mesh, choices.setup
+
+  def back(state, before, inputs, places):
+    t = state.left - 1
+    waves, size_class = inputs.waves[t], inputs.size_class[t]
+    total = inputs.clients.count[waves].sum()
+    nobody = len(inputs.clients.count) - 1
+    dealt = exchange.deal(mesh, waves, size_class, nobody)
+    where, _ = exchange.deal(mesh, places, size_class, setup.fed.cohort_size)
+    draws = inputs.root, state.left
+    operand = before, state.params, state.rows, draws, total
+    rows, found = pull(operand, inputs.clients, *dealt)
+    return rows, devices.constrain(mesh, found, devices.REPLICATED), where
+
+  return back
+
+
+def _by_the_server(choices, stages, curvature):
+  """Builds a round back by the server's own curvature, as `_by_trainings`."""
+  setup = choices.setup
+  ravel = lambda tree: flatten_util.ravel_pytree(tree)[0]
+
+  def back(state, before, inputs, places):
+    begun = state.trained._replace(round=state.left - 1, params=before)
+    cohort = rounds_.cohort_of(choices, begun, inputs)
+    _, (local, _) = rounds_.receive_all(choices, stages, begun, inputs, cohort)
+    base, counts = cohort.attendance.base, cohort.counts.reshape(-1)
+    _, change = federation.aggregate(before, local, base)
+    report = curvature.serve(
+      setup,
+      # Directions belong to no removal, so nobody's examples are left out.
+      inputs.server._replace(owner=None, removed_in=None),
+      before,
+      wall.Participants(change.updates, counts),
+      rng.server_draws(*cohort.draws),
+    )
+    carry = lambda rows, shares: backwards.served(
+      curvature, setup.descent, report, rows, shares, before
+    )
+    rows, alone = state.rows, counts == counts.sum()
+    earlier = carry(rows, jnp.broadcast_to(base, (len(rows), len(base))))
+    own = ravel(state.params)[None] - jax.vmap(ravel)(local)
+    skipped = (ravel(before) - ravel(state.params))[None]
+    moved = jnp.where(alone[:, None], skipped, own)
+    pushed, seen = moved @ rows.T, moved @ earlier.T
+    by_own = carry(moved, jnp.eye(len(base), dtype=rows.dtype)) @ rows.T
+    gap = jnp.where(alone[:, None], pushed - seen, seen - by_own)
+    return earlier, (pushed, seen, gap), places
+
+  return back
 
 
 def _pull_stage(choices, chunk):

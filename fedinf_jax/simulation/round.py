@@ -122,7 +122,7 @@ def one_round(choices, stages, state, inputs):
   layout = choices.layout
   cohort = cohort_of(choices, state, inputs)
   round_ = state.round + 1
-  so_far, (local, finite) = _receive_all(choices, stages, state, inputs, cohort)
+  so_far, (local, finite) = receive_all(choices, stages, state, inputs, cohort)
   attendance = cohort.attendance
   params, change = federation.aggregate(state.params, local, attendance.base)
   served, residuals = _serve_all(
@@ -189,7 +189,7 @@ def _of_all(choices, inputs):
   return None if choices.layout.own_data else inputs.clients
 
 
-def _receive_all(choices, stages, state, inputs, cohort):
+def receive_all(choices, stages, state, inputs, cohort):
   """Hears all participants, chunk by chunk, and absorbs their reports.
 
   Returns:

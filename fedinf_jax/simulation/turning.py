@@ -17,6 +17,7 @@ from fedinf_jax import checks
 from fedinf_jax import memory
 from fedinf_jax import metrics
 from fedinf_jax import rng
+from fedinf_jax.curvature import wall
 from fedinf_jax.simulation import devices
 from fedinf_jax.simulation import plan as plans
 from fedinf_jax.simulation import reverse
@@ -35,6 +36,8 @@ class Parts(NamedTuple):
   every: int  # rounds between snapshots
   score: Callable  # F, (params, x, y) -> []
   examples: tuple[Any, Any]
+  curvature: wall.Curvature | None  # the server's; None: trainings themselves
+  window: int  # rounds to go back through, at most
 
   @property
   def mesh(self):
