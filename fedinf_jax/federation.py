@@ -3,7 +3,8 @@
 A participant trains, then reports or, where its curvature is interactive,
 answers. The server aggregates, and carries every ε on. The simulation compiles
 these functions into one program; a real federation calls them where they
-belong. The server's side sees neither model nor data.
+belong. The server's side sees neither model nor data, unless it makes curvature
+of its own (`Serving`).
 """
 
 from collections.abc import Callable
@@ -39,6 +40,14 @@ class ServerState(NamedTuple):
 
   params: types.Params  # w_t
   estimators: dict[str, influence.EstimatorState]
+
+
+class Serving(NamedTuple):
+  """What a server needs for `server_side` curvatures: the model, examples."""
+
+  setup: wall.Setup
+  held: on_device.Held  # examples of its own
+  draws: rng.Draws  # of the round, `rng.server_draws`
 
 
 def setup(
@@ -225,6 +234,7 @@ def end_round(
   counts: jax.Array,
   round_: jax.Array,
   hits: jax.Array | None = None,
+  serving: Serving | None = None,
 ) -> tuple[ServerState, Screening]:
   """Does all that a server does once every participant has replied.
 
@@ -239,24 +249,40 @@ def end_round(
     counts: int [B], their n_k.
     round_: [] 1-based.
     hits: int [H], the removals that they are in, padded with R; None: any.
+    serving: for estimators whose curvature is the server's own.
 
   Returns:
     The state after the round, in which only accepted replies took part; and
     the screening.
   """
   reply, screening = screen(estimators, reply)
+  counts = jnp.where(screening.accepted, counts, 0)
   attendance = removals.attendance(
-    who,
-    clients,
-    jnp.where(screening.accepted, counts, 0),
-    tree.dtype_of(state.params),
-    hits=hits,
+    who, clients, counts, tree.dtype_of(state.params), hits=hits
   )
   params, change = aggregate(state.params, reply.local, attendance.base)
+  updates = _masked(change.updates, screening.accepted)
+  participants = wall.Participants(updates, counts)
   updated = {}
   for name, estimator in estimators.items():
-    received = reply.reports.get(estimator.curvature.key, ())
+    if estimator.curvature.serve is None:
+      received = reply.reports.get(estimator.curvature.key, ())
+    else:
+      received = _serve(name, estimator, serving, state, participants)
     updated[name] = estimator.update(
       descent, state.estimators[name], received, attendance, round_, change
     )
   return ServerState(params, updated), screening
+
+
+def _serve(name, estimator, serving, state, participants):
+  """Makes the server's own report of a round."""
+  if serving is None:
+    raise ValueError(
+      f"estimators: {name!r} is server_side; give serving=federation.Serving("
+      "setup, held, draws), with examples of the server's own"
+    )
+  setup, held, draws = serving
+  return estimator.curvature.serve(
+    setup, held, state.params, participants, draws
+  )

@@ -259,7 +259,8 @@ def _update(
   else:
     curvature.check_report(descent, report, num_participants, state.eps)
   change.check(num_participants, state.eps)
-  tree.require_finite_rows("report", report)
+  if curvature.serve is None:
+    tree.require_finite_rows("report", report)
   so_far = _absorb(
     curvature,
     guard,

@@ -23,6 +23,16 @@ ESTIMATORS = {
   "interactive": fi.estimator(fi.exact_hessian(), fi.lwet(per="participant")),
   "difference": fi.estimator(fi.exact_difference(), fi.no_guard()),
 }
+OURS = fi.fisher(
+  num_samples=8, labels="sampled", label_draws=3, layerwise=False, per="round"
+)
+ESTIMATORS |= {
+  "server": fi.estimator(fi.server_side(OURS), fi.lwet()),
+  "matched": fi.estimator(
+    fi.server_side(OURS, match=True, num_examples=15),
+    fi.lwet(per="participant"),
+  ),
+}
 CURVATURES = [e.curvature for e in ESTIMATORS.values()]
 
 
@@ -38,9 +48,29 @@ def participate(setup, params, eps, examples, draws):
   return federation.Reply(local, reports)
 
 
+def held_out():
+  """Examples that the server holds, some of them clients' own."""
+  _, data = cases.mlp()
+  x, y = cases.server_data()
+  return fi.FederatedData.from_clients(
+    {data.ids[2]: (x[:7], y[:7]), "nobody": (x[7:], y[7:])}
+  )
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def end_round(descent, *args):
-  return federation.end_round(ESTIMATORS, descent, *args)
+def end_round(setup, state, replies, who, clients, counts, t, hits=None):
+  held = held_out()
+  owner = jnp.where(held.owners == 0, 2, 6)
+  return federation.end_round(
+    ESTIMATORS, setup.descent, state, replies, who, clients, counts, t, hits,
+    serving=federation.Serving(
+      setup=setup,
+      held=jax.tree.map(
+        jnp.asarray, on_device.Held(*held.pooled(), owner, owner[:, None])
+      ),
+      draws=rng.server_draws(jax.random.key(0), t),
+    ),
+  )  # fmt: skip
 
 
 class Played(NamedTuple):
@@ -85,7 +115,7 @@ def played():
     # Told whom the round misses, the server does less for the same.
     hits = jnp.asarray([*cohort, 6]) if t == 3 else None  # 6 is padding.
     before = state
-    state, screening = end_round(setup.descent, state, replies, *who, hits)
+    state, screening = end_round(setup, state, replies, *who, hits)
     assert screening.accepted.all()
     assert federation.refusals(screening, data.ids) == []
   return Played(params, setup, before, replies, who, state)
@@ -94,8 +124,9 @@ def played():
 def test_a_federation_gets_what_the_simulation_measures(played):
   model, data = cases.mlp()
   run = fi.simulate(
-    model, data, FED, estimators=ESTIMATORS, params=played.params
-  )
+    model, data, FED, estimators=ESTIMATORS, params=played.params,
+    server_data=held_out(),
+  )  # fmt: skip
   cases.close(played.state.params, run.params, rtol=0, atol=1e-12)
   for name, found in played.state.estimators.items():
     cases.close(found.eps, run.eps[name], rtol=0, atol=1e-12)
@@ -116,7 +147,18 @@ def attendance_of(played, counts=None):
   return removals.attendance(everyone, cohort, counts, jnp.float64)
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_server_without_examples_is_told_so(played):
+  with pytest.raises(ValueError, match="'server' is server_side; give serving"):
+    federation.end_round(
+      {"server": ESTIMATORS["server"]},
+      played.setup.descent,
+      played.before,
+      played.replies,
+      *played.who,
+    )
+
+
+@pytest.mark.parametrize("name", ["both", "fine", "interactive", "difference"])
 def test_what_does_not_fit_is_refused(played, name):
   e, descent = ESTIMATORS[name], played.setup.descent
   report = played.replies.reports[e.curvature.key]
@@ -182,7 +224,7 @@ def without(played, lane):
   keep = np.delete(np.arange(3), lane)
   replies = jax.tree.map(lambda a: a[keep], played.replies)
   who = everyone, cohort[keep], counts[keep], t
-  return end_round(played.setup.descent, played.before, replies, *who)[0]
+  return end_round(played.setup, played.before, replies, *who)[0]
 
 
 @pytest.mark.parametrize("field", ["local", "both", "interactive"])
@@ -198,7 +240,7 @@ def test_what_is_not_finite_leaves_only_its_sender_out(played, field, value):
     reports = {**replies.reports, key: spoil(replies.reports[key])}
     replies = replies._replace(reports=reports)
   state, screening = end_round(
-    played.setup.descent, played.before, replies, *played.who
+    played.setup, played.before, replies, *played.who
   )
   np.testing.assert_array_equal(screening.accepted, [True, False, True])
   cohort = np.asarray(played.who[1])
@@ -214,9 +256,7 @@ def test_what_is_not_finite_leaves_only_its_sender_out(played, field, value):
 
 def test_nobody_left_changes_nothing(played):
   nan = jax.tree.map(lambda a: a * np.nan, played.replies)
-  state, screening = end_round(
-    played.setup.descent, played.before, nan, *played.who
-  )
+  state, screening = end_round(played.setup, played.before, nan, *played.who)
   assert not screening.accepted.any()
   cases.close(state.params, played.before.params)
   for name in ESTIMATORS:

@@ -67,7 +67,7 @@ def mixtures(
   apart = _how_far_apart(gram, dots, squares, counts)[:, None]
   chosen, common = jnp.arange(size), jnp.full(size, 1 / size, gram.dtype)
   if num_rows < size:
-    wanted = _candidates(gram, dots, num_rows // 2)
+    wanted = _candidates(gram, dots, counts, max(1, num_rows // 2))
     # The first of the candidates are a random sample, as good as any.
     others = max(1, num_rows - len(wanted))
     chosen = jnp.concatenate([wanted, jnp.arange(others)])
@@ -179,16 +179,17 @@ def _how_far_apart(gram, dots, squares, counts):
   return jnp.clip(1 - chance / jnp.where(away > 0, away, jnp.inf), 0, 1)
 
 
-def _candidates(gram, dots, num_rows):
+def _candidates(gram, dots, counts, num_rows):
   """Returns the examples of the largest weights, equally many of each mixture.
 
-  An example that two participants want comes twice, which changes nothing.
+  Who has no examples does not count: a reply that was refused, or padding.
   """
   scale = jnp.maximum(jnp.abs(gram).max(), jnp.finfo(gram.dtype).tiny)
   start = jnp.full_like(dots, 1 / len(gram))
   rough = _descend(gram / scale, dots / scale, start, FIRST)
-  each = max(1, num_rows // len(dots))
-  return lax.top_k(rough, each)[1].reshape(-1)
+  rank = jnp.argsort(jnp.argsort(-rough, axis=1), axis=1)
+  best = jnp.where(counts[:, None] > 0, rank, len(gram)).min(0)
+  return lax.top_k(-best, num_rows)[1]
 
 
 def products(a: types.Params, b: types.Params) -> jax.Array:
