@@ -1,10 +1,6 @@
 """Times the pass backwards, and what it needs, as clients grow in number."""
 
 from collections.abc import Callable
-import time
-
-import jax
-import numpy as np
 
 from experiments import bench_measure
 from experiments import estimators as named
@@ -52,17 +48,15 @@ def measure(scale: float, say: Callable[[str], None]) -> dict:
       ("replay", {"exact": True}),
     ):
       say(f"{count:,} clients: {name}")
-      took = _seconds(model, data, fed, cohorts, repeats=1, **options)
+      took = _seconds(model, data, fed, cohorts, **options)
       found[f"trainings_{name}_{clients}"] = took / plain
   return found
 
 
-def _seconds(
-  model, data, fed, cohorts, *, repeats=bench_measure.REPEATS, **options
-):
+def _seconds(model, data, fed, cohorts, **options):
   """Times a whole run without its compilation."""
   init, step = fi.simulator(model, data, fed, cohorts=cohorts, **options)
-  return _least(lambda: step(init(), fed.rounds), repeats)
+  return bench_measure.least_seconds(lambda: step(init(), fed.rounds))
 
 
 def _backwards(model, data, fed, cohorts, directions):
@@ -79,16 +73,5 @@ def _backwards(model, data, fed, cohorts, directions):
 
   own = sum(memory.tree_bytes(a) for a in (data.x, data.y, data.num_examples))
   needs = [memory.compiled_bytes(p.compile()) for p in go.lower()]
-  seconds = _least(all_of_it, bench_measure.REPEATS)
+  seconds = bench_measure.least_seconds(all_of_it)
   return seconds, (max(needs) - own) / 2**20
-
-
-def _least(function, repeats):
-  """Returns the least seconds of some calls after the first."""
-  jax.block_until_ready(function())
-  took = []
-  for _ in range(repeats):
-    started = time.perf_counter()
-    jax.block_until_ready(function())
-    took.append(time.perf_counter() - started)
-  return float(np.min(took))

@@ -216,7 +216,12 @@ def broken(params, x):
 def test_what_is_refused(words, options, compilations):
   with pytest.raises(ValueError, match=words):
     go(**options)
-  assert len(compilations) < 12  # No training.
+  assert len(compilations) < 30  # Small things alone: no training.
+
+
+@pytest.mark.slow
+def test_a_small_model_has_fewer_directions_by_default():
+  assert go(directions=None).basis.shape == (15, 15)
 
 
 def test_examples_and_models_that_are_refused():

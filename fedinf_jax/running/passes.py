@@ -24,7 +24,7 @@ from fedinf_jax.simulation import turning
 def check(task: tasks.Task):
   """Refuses passes with more directions than the model has parameters."""
   for count in task.passes.values():
-    turning.require_directions(count, task.model.param_shapes())
+    turning.num_eigenvectors(count, task.model.param_shapes())
 
 
 def prepare(task: tasks.Task, name: str) -> simulation.Pass:

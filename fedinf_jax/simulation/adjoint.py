@@ -64,7 +64,7 @@ def adjoint_pass(
   y: Any,
   *,
   metric: Callable = metrics.loss,
-  directions: int = 16,
+  directions: int | None = None,
   own_part: bool = True,
   cohorts: Any = None,
   params: types.Params | None = None,
@@ -86,7 +86,8 @@ def adjoint_pass(
     metric: (outputs, y) -> [], differentiable; `metrics.loss` is the model's
       own. Influence on others is read off the result.
     directions: eigenvectors of the metric's Hessian that are carried back
-      beside its gradient; 0: first order.
+      beside its gradient; 0: first order. None: 16, or as many as the model
+      has parameters.
     own_part: account for the client's own part in carrying its earlier
       influence; see `backwards.coordinates`.
     cohorts: int [T, B] positions of clients; None: drawn from the seed.
@@ -114,7 +115,8 @@ def adjoint_pass(
     ValueError: naming the argument, client or round at fault.
   """
   own_part = checks.boolean("own_part", own_part)
-  count = checks.integer("directions", directions)
+  if directions is not None:
+    checks.integer("directions", directions)
   window = checks.positive_integer("window", window or fed.rounds)
   served = _served(curvature)
   asked = plans.request(
@@ -123,7 +125,7 @@ def adjoint_pass(
     mesh=mesh, served=served,
   )  # fmt: skip
   examples = turning.check_examples(model, data, asked.params, metric, (x, y))
-  turning.require_directions(count, asked.params)
+  count = turning.num_eigenvectors(directions, asked.params)
   every = turning.snapshot_distance(snapshot_every, fed.rounds)
   score = turning.score(model, metric)
   turning.require_gradient(score, asked.params, examples, asked.seed)

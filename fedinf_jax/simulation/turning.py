@@ -24,6 +24,7 @@ from fedinf_jax.simulation import reverse
 from fedinf_jax.simulation import round as rounds_
 from fedinf_jax.simulation import simulator
 
+EIGENVECTORS = 16  # Carried back where nobody says how many.
 JITTER = 1e-2  # How far from w_0 a metric must have a gradient.
 
 
@@ -61,14 +62,17 @@ def check_examples(model, data, params, metric, examples):
   return x, y
 
 
-def require_directions(count, params):
-  """Refuses more directions than the model has parameters."""
+def num_eigenvectors(count, params):
+  """Returns how many to carry; refuses more than the model has parameters."""
   size = sum(a.size for a in jax.tree.leaves(params))
+  if count is None:
+    return min(EIGENVECTORS, size)
   if count > size:
     raise ValueError(
       f"directions is {count}; the model has {size} parameters, and no more"
       " directions"
     )
+  return count
 
 
 def snapshot_distance(snapshot_every, last):
