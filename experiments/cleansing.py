@@ -89,12 +89,11 @@ def scores(state, task, rows, of: str) -> dict[str, np.ndarray]:
   run = fi.Run.of(task.model, state)
   influence = lambda *args: run.influence(*args, of=of)
   if of in task.passes:
-    again, rounds = (
-      passes.prepare(task._replace(x=x, y=y), of),
-      int(state.round),
-    )
+    again = passes.prepare(task._replace(x=x, y=y), of)
+    rounds = int(state.round)
     turned = again.turn(again.train(again.init(), rounds))
-    influence = again.read(again.back(turned, rounds)).on
+    back = task.passes[of].rounds(rounds)
+    influence = again.read(again.back(turned, back)).on
   found = {}
   for name, metric, sign in (
     ("fil", fi.metrics.loss, 1),

@@ -1,7 +1,8 @@
 """The estimators that recipes name, and what each is made of.
 
 A number after @ is another rank, number of sampled gradients or of directions:
-`server@600`, `adjoint@32`.
+`server@600`, `adjoint@32`. For adjoint_server it is the rounds that it goes
+back through: `adjoint_server@100`.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 import fedinf_jax as fi
 from fedinf_jax import influence
+from fedinf_jax.running import task as tasks
 
 
 class Part(NamedTuple):
@@ -88,11 +90,12 @@ SPECS = {
   "difference": (Part(fi.exact_difference, {}), _NO_GUARD),
   "truncated": (Part(fi.truncated, {}), _NO_GUARD),
 }
-# For all clients at once: one pass backwards per evaluated round, in simulation
-# only. No ε, and nothing uploaded.
-ADJOINT = "adjoint"
+# For all clients at once: one pass backwards per evaluated round. No ε, and
+# nothing uploaded. The first goes through the participants' trainings, in
+# simulation only; the second by the curvature of the server's own examples.
+ADJOINT, ADJOINT_SERVER = "adjoint", "adjoint_server"
 DIRECTIONS = 16
-NAMES = (*SPECS, ADJOINT)
+NAMES = (*SPECS, ADJOINT, ADJOINT_SERVER)
 
 
 def build(
@@ -111,9 +114,15 @@ def build(
   }
 
 
-def passes(names: str) -> dict[str, int]:
-  """Returns the passes backwards of such a list: name → directions."""
-  return {name: _directions(name) for name in split(names) if _is_pass(name)}
+def passes(
+  names: str, server_examples: int | None = None
+) -> dict[str, tasks.Backwards]:
+  """Returns the passes backwards of such a list."""
+  return {
+    name: _backwards(name, server_examples)
+    for name in split(names)
+    if _is_pass(name)
+  }
 
 
 def split(names: str) -> list[str]:
@@ -124,7 +133,11 @@ def split(names: str) -> list[str]:
 def describe(name: str, server_examples: int | None = None) -> str:
   """Returns what an estimator is made of, as one would write it."""
   if _is_pass(name):
-    return f"adjoint(directions={_directions(name)})"
+    asked = _backwards(name, server_examples)
+    if asked.curvature is None:
+      return f"adjoint(directions={asked.directions})"
+    curvature = _words(_serving(server_examples))
+    return f"adjoint(curvature={curvature}, window={asked.window})"
   return " + ".join(map(_words, _parts(name, server_examples)))
 
 
@@ -157,11 +170,23 @@ def _size(name):
 
 
 def _is_pass(name):
-  return name.partition("@")[0] == ADJOINT
+  return name.partition("@")[0] in (ADJOINT, ADJOINT_SERVER)
 
 
-def _directions(name):
-  return _size(name) or DIRECTIONS
+def _backwards(name, server_examples):
+  if name.partition("@")[0] == ADJOINT:
+    return tasks.Backwards(directions=_size(name) or DIRECTIONS)
+  return tasks.Backwards(
+    directions=DIRECTIONS,
+    curvature=_make(_serving(server_examples)),
+    window=_size(name),
+  )
+
+
+def _serving(server_examples):
+  """Returns the server's curvature, from no more examples than it has."""
+  part = Part(fi.server_side, {"curvature": _SERVER})
+  return part if server_examples is None else _at_most(part, server_examples)
 
 
 def _sized(name, part, size):

@@ -83,6 +83,7 @@ def check(config: ml_collections.ConfigDict):
   estimators = named.build(config.estimators)
   passes = named.passes(names(config))
   serving = [n for n, e in estimators.items() if e.curvature.serve is not None]
+  serving += [n for n, p in passes.items() if p.curvature is not None]
   if serving and not config.server_examples:
     raise ValueError(
       f"estimators: {serving[0]!r} needs examples of the server's own; set"
@@ -130,7 +131,7 @@ def build(
   server, (x, y) = _server_part(config, examples)
   pool = len(server.x) if server else None
   estimators = named.build(config.estimators, pool)
-  passes = named.passes(names(config))
+  passes = named.passes(names(config), pool)
   unused = {"mesh"} if passes else {"mesh", "adjoint_rounds"}
   recipe = {k: v for k, v in config.to_dict().items() if k not in unused}
   return tasks.Task(

@@ -56,7 +56,7 @@ def make_task(exact="none", pass_rounds=1, directions=3):
     fed=FED,
     recipe={"exact": exact, "evaluate_every": 2},
     estimators=ESTIMATORS,
-    passes={"adjoint": directions} if directions else {},
+    passes={"adjoint": tasks.Backwards(directions)} if directions else {},
     pass_rounds=pass_rounds,
     descriptions={"truncated": "truncated()", "adjoint": "adjoint()"}
     if directions
@@ -258,22 +258,57 @@ def config_of(**changes):
 def test_recipes_name_passes_and_screenings():
   config = config_of(estimators="adjoint@8,both", exact="top:6:both")
   task = recipes.build("test", config, None)
-  assert task.passes == {"adjoint@8": 8}
+  assert task.passes == {"adjoint@8": tasks.Backwards(8)}
   assert list(task.estimators) == ["both"]
   assert list(task.descriptions) == ["adjoint@8", "both"]
   assert task.exact == records.Top(6, "both")
   assert task.recipe["adjoint_rounds"] == task.pass_rounds == 1
   # Who screens is an estimator of the run.
   task = recipes.build("test", config_of(exact="top:6"), None)
-  assert task.passes == {"adjoint": 16}
+  assert task.passes == {"adjoint": tasks.Backwards(16)}
   assert named.describe("adjoint") == "adjoint(directions=16)"
   # A run without a pass has the files that it always had.
   assert "adjoint_rounds" not in recipes.build("t", config_of(), None).recipe
 
 
+def test_a_pass_by_the_server_goes_back_through_its_window(tmp_path):
+  owned = make_data(7)
+  curvature = fi.server_side(
+    fi.fisher(num_samples=20, spectrum="relu", layerwise=False, per="round")
+  )
+  task = make_task("top:4:adjoint_server@3", pass_rounds=2, directions=0)
+  task = task._replace(
+    passes={"adjoint_server@3": tasks.Backwards(3, curvature, 3)},
+    descriptions={"truncated": "truncated()", "adjoint_server@3": "made"},
+    server_data=owned,
+  )
+  printed = finish(task, tmp_path / "w")
+  # Six rounds of training, three back from round 4 and three from round 6.
+  assert "adjoint_server@3: 12 rounds of training and backwards" in printed
+  directly = fi.adjoint(
+    MODEL, make_data(), FED, task.x, task.y, directions=3, window=3,
+    curvature=curvature, server_data=owned,
+  )  # fmt: skip
+  found = np.array(column(tmp_path / "w", "fil_adjoint_server@3"), float)
+  np.testing.assert_allclose(found, directly.influence, rtol=0, atol=1e-6)
+  report.write(tmp_path / "w")
+  assert "simulation only" not in (tmp_path / "w/report.html").read_text()
+
+
+def test_recipes_name_the_window_of_a_pass_by_the_server():
+  config = config_of(estimators="adjoint_server@9", server_examples=50)
+  task = recipes.build("test", config, None)
+  asked = task.passes["adjoint_server@9"]
+  assert (asked.directions, asked.window) == (16, 9)
+  assert asked.rounds(4) == 4 and asked.rounds(40) == 9
+  assert "num_samples=50" in task.descriptions["adjoint_server@9"]
+  assert task.descriptions["adjoint_server@9"].endswith("window=9)")
+
+
 @pytest.mark.parametrize(
   ("change", "message"),
   [
+    ({"estimators": "adjoint_server"}, "needs examples of the server's own"),
     ({"exact": "top:201"}, "exact is 'top:201'; it must be .* top:NUMBER"),
     ({"exact": "top:0"}, "exact is 'top:0'; it must"),
     ({"exact": "top:x"}, "exact is 'top:x'; it must"),

@@ -206,6 +206,7 @@ def _summary(name, measured, layers, blows_up):
     upload_bytes_per_participant=int(upload * NUM_PARAMS * 4),
     upload_models=upload,
     interactive=name == "naive",
+    simulated=False,
     **measured[-1]._replace(truncated_fraction=truncated)._asdict(),
     last_quarter={field: mean(field) for field in records.LAST_QUARTER},
     largest_growth=growth,

@@ -47,7 +47,7 @@ def estimators(contents: workdir.Contents) -> str:
   rows = []
   for name, measured in everyone.items():
     upload = _upload(measured)
-    if name not in contents.with_eps:
+    if measured["simulated"]:
       upload += "<small>simulation only</small>"
     row = (
       f'<th scope="row">{code(name)}<small>{escaped(measured["description"])}'

@@ -145,7 +145,7 @@ def trust(contents: workdir.Contents, found: Verdict) -> dict[str, str]:
         f" ×{numbers.digits(measured['largest_growth'], 3)}",
       ]
       if has_eps
-      else ["backwards, in simulation only"]
+      else ["backwards" + ", in simulation only" * measured["simulated"]]
     )
     if lost := measured["nonfinite_fraction"]:
       what = "layers" if has_eps else "clients"

@@ -23,19 +23,23 @@ from fedinf_jax.simulation import turning
 
 def check(task: tasks.Task):
   """Refuses passes with more directions than the model has parameters."""
-  for count in task.passes.values():
-    turning.num_eigenvectors(count, task.model.param_shapes())
+  for asked in task.passes.values():
+    turning.num_eigenvectors(asked.directions, task.model.param_shapes())
 
 
 def prepare(task: tasks.Task, name: str) -> simulation.Pass:
   """Prepares a pass of a task."""
+  asked = task.passes[name]
   return simulation.adjoint_pass(
     task.model,
     task.train,
     task.fed,
     task.x,
     task.y,
-    directions=task.passes[name],
+    directions=asked.directions,
+    curvature=asked.curvature,
+    server_data=None if asked.curvature is None else task.server_data,
+    window=asked.window,
     seed=task.seed,
     mesh=task.mesh,
   )
@@ -91,6 +95,7 @@ class _Passing:
     self.known, self.saving = known, saving
     self._pass = prepare(task, name)
     self._rounds = tasks.turned(task)
+    self._back = [task.passes[name].rounds(t) for t in self._rounds]
     self._every = turning.snapshot_distance(None, task.fed.rounds)
 
   def go(self, screen):
@@ -139,7 +144,7 @@ class _Passing:
   @property
   def total(self):
     """Rounds, forwards and back."""
-    return self.task.fed.rounds + sum(self._rounds)
+    return self.task.fed.rounds + sum(self._back)
 
   def _advance(self, state):
     """Does the rounds up to the next snapshot; returns how many, too."""
@@ -147,14 +152,21 @@ class _Passing:
     if trained < last:
       more = min(self._every, last - trained)
       return self._pass.train(state, more), more
-    if not int(state.left):
+    if not self._left(state):
       at = next(t for t in self._rounds if t > int(state.end))
       state = self._pass.turn(state, at)
     more = (int(state.left) - 1) % self._every + 1
+    more = min(more, self._left(state))
     state = self._pass.back(state, more)
-    if not int(state.left):
+    if not self._left(state):
       self._keep(int(state.end), self._pass.read(state))
     return state, more
+
+  def _left(self, state):
+    """Returns how many rounds there are to go back through."""
+    end = int(state.end)
+    back = self.task.passes[self.name].rounds(end)
+    return int(state.left) - (end - back)
 
   def _keep(self, round_, found):
     """Writes what was found at a round."""
@@ -172,7 +184,7 @@ class _Passing:
     """Returns the last step before scores that are missing."""
     done = {s.round for s in self.known if s.estimator == self.name}
     missing = next(i for i, t in enumerate(self._rounds) if t not in done)
-    return self.task.fed.rounds + sum(self._rounds[: missing + 1]) - 1
+    return self.task.fed.rounds + sum(self._back[: missing + 1]) - 1
 
   def _is_due(self, step, more):
     """Says whether a checkpoint is due by the number of rounds."""

@@ -140,6 +140,7 @@ class Estimator(NamedTuple):
   upload_bytes_per_participant: int
   upload_models: float
   interactive: bool  # participants answer the server instead of uploading
+  simulated: bool  # goes back through trainings that a server cannot see
   fil_pearson: float | None
   fil_spearman: float | None
   fia_pearson: float | None

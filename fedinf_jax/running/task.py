@@ -15,6 +15,7 @@ from fedinf_jax import rng
 from fedinf_jax import simulation
 from fedinf_jax import types as types_
 from fedinf_jax import valuation
+from fedinf_jax.curvature import wall
 from fedinf_jax.data import federated
 from fedinf_jax.running import logs
 from fedinf_jax.running import records
@@ -22,6 +23,18 @@ from fedinf_jax.running import text
 from fedinf_jax.running import workdir
 
 _NOTHING = types.MappingProxyType({})
+
+
+class Backwards(NamedTuple):
+  """A pass backwards: what it carries, by what, and how far."""
+
+  directions: int  # eigenvectors beside the gradient
+  curvature: wall.Curvature | None = None  # None: the trainings themselves
+  window: int | None = None  # rounds; None: all
+
+  def rounds(self, at: int) -> int:
+    """Returns how many rounds it goes back from round `at`."""
+    return min(at, self.window or at)
 
 
 class Task(NamedTuple):
@@ -36,7 +49,7 @@ class Task(NamedTuple):
   server_data: federated.FederatedData | None = None  # the server's own
   recipe: Mapping[str, Any] = _NOTHING  # what config.json says under "config"
   estimators: Mapping[str, influence.Estimator] = _NOTHING
-  passes: Mapping[str, int] = _NOTHING  # backwards: eigenvectors, by name
+  passes: Mapping[str, Backwards] = _NOTHING
   pass_rounds: int = 1  # at how many evaluated rounds these are turned
   descriptions: Mapping[str, str] = _NOTHING  # of all these, in words
   # Clients to replay: all, none, some, or those that a screening names.
