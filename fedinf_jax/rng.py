@@ -30,6 +30,10 @@ class Stream(enum.IntEnum):
   CHOOSE = 10
   SHAPLEY = 11
   SERVER = 12
+  RESAMPLE = 13
+  JITTER = 14
+  REDRAW = 15
+  GROUPS = 16
 
 
 def id_words(ids):
@@ -75,6 +79,17 @@ class Draws(NamedTuple):
     return jax.random.fold_in(client_key(key, self.round, self.words), step)
 
 
+class Redrawn(Draws):
+  """The same mini-batches, and everything else drawn once more."""
+
+  def key(self, stream: Stream, step: jax.Array) -> jax.Array:
+    """Returns the key of one local step's draw."""
+    root = self.root
+    if stream != Stream.BATCH:
+      root = jax.random.fold_in(root, int(Stream.REDRAW))
+    return Draws(root, self.round, self.words).key(stream, step)
+
+
 def server_draws(root: jax.Array, round_: jax.Array) -> Draws:
   """Returns the draws of the server in a round: no client has the same."""
   root = jax.random.fold_in(root, int(Stream.SERVER))
@@ -108,14 +123,19 @@ def cohorts(seed, words, rounds, size):
   Returns:
     int32 [T, B] positions of clients.
   """
-  key = stream_key(seed, Stream.COHORT)
   drawn = np.empty((rounds, size), np.int32)
   for t in range(rounds):
-    high, low = np.asarray(_priorities(key, t + 1, words), np.uint64).T
-    priority = (high << np.uint64(32)) | low
-    chosen = np.argpartition(priority, size - 1)[:size]
-    drawn[t] = chosen[np.argsort(priority[chosen])]
+    drawn[t] = cohort(seed, words, t + 1, size)
   return drawn
+
+
+def cohort(seed, words, round_, size):
+  """Draws the cohort of one round, as `cohorts` does: int [B] positions."""
+  key = stream_key(seed, Stream.COHORT)
+  high, low = np.asarray(_priorities(key, round_, words), np.uint64).T
+  priority = (high << np.uint64(32)) | low
+  chosen = np.argpartition(priority, size - 1)[:size]
+  return chosen[np.argsort(priority[chosen])]
 
 
 def choose(key, count, *, size, limit):

@@ -110,7 +110,7 @@ def test_sampled_labels_are_unbiased_for_gauss_newton_and_observed_are_not():
     draws = drawn_matrices(setup, client, label_draws)
     error = draws.std(0) / np.sqrt(len(draws))
     z = np.abs(draws.mean(0) - truth) / np.maximum(error, 1e-12)
-    assert z.max() < 5 and 0.5 < z.mean() < 1.2
+    assert z.max() < 5 and 0.3 < z.mean() < 1.2
   # A model that is sure of its labels seldom draws another: more draws help.
   sure = client._replace(
     iterates=jax.tree.map(lambda a: 4 * a, client.iterates)

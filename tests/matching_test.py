@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import fedinf_jax as fi
+from fedinf_jax.curvature import dense_layers
 from fedinf_jax.curvature import matching
 from tests import cases
 
@@ -81,14 +82,18 @@ def test_a_client_unlike_the_server_s_examples_has_a_residual():
   assert (residual[:2] < 0.02).all() and residual[2] > 0.3
 
 
+def _gradients(g, targets):
+  rows = dense_layers.plain({"w": g})
+  return matching.Gradients(rows, rows), dense_layers.plain({"w": targets})
+
+
 def test_mixtures_are_shrunk_as_far_as_chance_explains_them():
   draw = np.random.default_rng(1)
   g = draw.normal(size=(10, 30)) + 1.0
   targets = g[:4].mean(0)[None] + 0.1
   mix = lambda count: matching.mixtures(
-    matching.Gradients({"w": g}, {"w": g}), {"w": targets}, np.array([count]),
-    num_rows=10, local_steps=1,
-  )  # fmt: skip
+    *_gradients(g, targets), np.array([count]), num_rows=10, local_steps=1
+  )
   found = np.asarray(mix(10**9).weights)
   mean = g.mean(0)
   variance = np.square(g - mean).sum(1).mean()
@@ -107,9 +112,8 @@ def test_few_rows_are_those_that_mixtures_need_and_a_random_rest():
   g = draw.normal(size=(40, 60))
   targets = g[[33, 37]]
   found = matching.mixtures(
-    matching.Gradients({"w": g}, {"w": g}), {"w": targets}, np.array([9, 9]),
-    num_rows=12, local_steps=1,
-  )  # fmt: skip
+    *_gradients(g, targets), np.array([9, 9]), num_rows=12, local_steps=1
+  )
   chosen = np.asarray(found.chosen)
   assert {33, 37} <= set(chosen[:6].tolist())
   assert chosen[6:].tolist() == list(range(6))

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from fedinf_jax import removals
 from fedinf_jax import tree
 from fedinf_jax import types
+from fedinf_jax.curvature import dense_layers
 from fedinf_jax.curvature import gradients
 from fedinf_jax.curvature import matching
 from fedinf_jax.curvature import wall
@@ -111,16 +112,20 @@ def _mixtures(layerwise, options, num_rows, setup, client, held, participants):
   unit = jnp.sqrt(eta / size) / (eta * power)
   matched = matching.mixtures(
     matching.Gradients(observed, rows),
-    jax.tree.map(lambda a: -unit * a.reshape(len(a), -1), participants.updates),
+    dense_layers.plain(
+      jax.tree.map(
+        lambda a: -unit * a.reshape(len(a), -1), participants.updates
+      )
+    ),
     participants.counts,
     num_rows=num_rows,
     local_steps=power,
   )
-  rows = jax.tree.map(lambda g: g[matched.chosen], rows)
+  rows = jax.tree.map(lambda a: a[matched.chosen], rows)
   grams, weights = _grams(rows, layerwise), size * matched.weights
   core = functools.partial(_core, options.spectrum, power)
   return Cores(
-    rows=rows,
+    rows=rows.rows,
     cores=[lax.map(functools.partial(core, x), weights) for x in grams],
     grams=grams,
     owned=_owned(held.take(matched.chosen), matched.weights),
@@ -136,7 +141,7 @@ def _one_core(layerwise, options, setup, client, held, participants):
   core = lambda x: spectra.core(x, options.spectrum, setup.fed.local_steps)
   size = setup.max_examples
   return Cores(
-    rows=rows,
+    rows=rows.rows,
     cores=[core(x)[None] for x in grams],
     grams=grams,
     owned=_owned(held, jnp.full((1, size), 1 / size, grams[0].dtype)),
@@ -148,8 +153,8 @@ def _rows(setup, client, options):
   """Returns √(η/S) g of the server's examples at w_{t-1}, in their order."""
   step, (x, y, *_) = (jnp.int32(0), client.start), client.examples
   g = gradients.of_each(setup, client.draws, step, (x, y), options)
-  scale = jnp.sqrt((setup.descent.eta or 1.0) / len(x))
-  return jax.tree.map(lambda a: a * scale.astype(a.dtype), g)
+  share = (setup.descent.eta or 1.0) / len(x)
+  return g.scaled(jnp.full(len(x), jnp.sqrt(share)))
 
 
 def _owned(held, shares):
@@ -159,12 +164,8 @@ def _owned(held, shares):
 
 def _grams(rows, layerwise):
   """Returns GGᵀ of each block of layers."""
-  leaves = jax.tree.leaves(rows)
-  blocks = tree.layer_blocks(len(leaves), layerwise=layerwise)
-  return [
-    sum(low_rank.matmul(leaves[j], leaves[j].T) for j in block)
-    for block in blocks
-  ]
+  blocks = tree.layer_blocks(len(rows.outer), layerwise=layerwise)
+  return [dense_layers.products(rows, rows, block) for block in blocks]
 
 
 def _core(spectrum, power, gram, weights):

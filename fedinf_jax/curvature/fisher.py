@@ -72,10 +72,8 @@ def fisher(
     def step(inputs):
       sampled = gradients.sampled(setup, client, inputs, num_samples, options)
       if rank is None and spectrum is None and power == 1:
-        return sampled
-      leaves, treedef = jax.tree.flatten(sampled)
-      leaves = rows.reshape_spectrum(leaves, blocks, rank, spectrum, power)
-      return treedef.unflatten(leaves)
+        return sampled.rows
+      return rows.reshape_spectrum(sampled, blocks, rank, spectrum, power)
 
     count = 1 if per == "round" else setup.fed.local_steps
     first = jax.tree.map(lambda a: a[:count], client.iterates)

@@ -3,11 +3,13 @@
 from typing import NamedTuple
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 from fedinf_jax import fedavg
 from fedinf_jax import rng
 from fedinf_jax import types
+from fedinf_jax.curvature import dense_layers
 from fedinf_jax.curvature import wall
 
 
@@ -26,8 +28,8 @@ def sampled(
   step: tuple[jax.Array, types.Params],
   num_samples: int,
   options: Options,
-) -> types.Params:
-  """Returns √(η/S_k) g of one step's sampled examples: leaves [S, P_j].
+) -> dense_layers.PerExample:
+  """Returns √(η/S_k) g of one step's sampled examples, zero behind the S_k.
 
   Args:
     setup: what clients know.
@@ -44,13 +46,10 @@ def sampled(
   index, valid = rng.choose(key, own.sum(), size=min(size, limit), limit=limit)
   chosen = jnp.argmax(own) + index
   g = of_each(setup, client.draws, step, (x[chosen], y[chosen]), options)
-
-  def scaled(rows):
-    share = (setup.descent.eta or 1.0) / jnp.maximum(valid.sum(), 1)
-    scale = jnp.where(valid, jnp.sqrt(share), 0).astype(rows.dtype)
-    return jnp.pad(rows * scale[:, None], ((0, size - len(rows)), (0, 0)))
-
-  return jax.tree.map(scaled, g)
+  share = (setup.descent.eta or 1.0) / jnp.maximum(valid.sum(), 1)
+  g = g.scaled(jnp.where(valid, jnp.sqrt(share), 0))
+  pad = lambda a: jnp.pad(a, ((0, size - len(a)), (0, 0)))
+  return jax.tree.map(pad, g)
 
 
 def of_each(
@@ -59,8 +58,8 @@ def of_each(
   step: tuple[jax.Array, types.Params],
   examples: tuple[jax.Array, jax.Array],
   options: Options,
-) -> types.Params:
-  """Returns the gradient of every example, leaves [S, P_j].
+) -> dense_layers.PerExample:
+  """Returns the gradient of every example.
 
   With J sampled labels it is Σ_j ± g(w, x, y_j) / √J with random signs: its
   outer product has the same mean for any J, and varies less the larger J is.
@@ -73,36 +72,30 @@ def of_each(
     options: which labels.
   """
   (i, w), (x, y) = step, examples
-  model, count = setup.model, options.label_draws
-  loss = lambda w, x, y: model.loss(model.apply(w, x[None]), y[None])[0]
-  if options.labels == "sampled":
-    key = draws.key(rng.Stream.LABELS, i)
-    # A key per slot: the draw must not depend on how many slots follow.
-    keys = jax.vmap(lambda slot: jax.random.fold_in(key, slot))(
-      jnp.arange(len(x))
-    )
-    sample = lambda key, out: model.sample(key, out[None])[0]
-    outputs = model.apply(w, x)
-    if count == 1:
-      y = jax.vmap(sample)(keys, outputs)
-    else:
-      several = lambda key, out: _several_labels(sample, key, out, count)
-      y = jax.vmap(several)(keys, outputs)
-      loss = lambda w, x, y: _signed_loss(model, w, x, *y)
-  g = jax.vmap(jax.grad(loss), (None, 0, 0))(w, x, y)
-  return jax.tree.map(lambda a: a.reshape(len(x), -1), g)
+  model = setup.model
+  loss = lambda out, y: model.loss(out[None], y[None])[0]
+  if options.labels == "observed":
+    return dense_layers.gradients(model.apply, loss, w, (x, y))
+  key = draws.key(rng.Stream.LABELS, i)
+  # A key per slot: the draw must not depend on how many slots follow.
+  slots = jnp.arange(len(x))
+  keys = jax.vmap(lambda slot: jax.random.fold_in(key, slot))(slots)
+
+  def sampled_loss(out, key):
+    labels, weights = _labels(model, key, lax.stop_gradient(out), options)
+    losses = jax.vmap(loss, (None, 0))(out, labels)
+    return (losses * weights).sum()
+
+  return dense_layers.gradients(model.apply, sampled_loss, w, (x, keys))
 
 
-def _several_labels(sample, key, output, count):
-  """Draws labels of one example, and a weight ±1/√J for each."""
+def _labels(model, key, output, options):
+  """Draws J labels of one example, and a weight ±1/√J for each."""
+  count = options.label_draws
+  sample = lambda key: model.sample(key, output[None])[0]
+  if count == 1:
+    return sample(key)[None], jnp.ones(1, output.dtype)
   *keys, sign_key = jax.random.split(key, count + 1)
   signs = jax.random.rademacher(sign_key, (count,), output.dtype)
-  labels = jax.vmap(sample, (0, None))(jnp.stack(keys), output)
+  labels = jax.vmap(sample)(jnp.stack(keys))
   return labels, signs / jnp.sqrt(count).astype(output.dtype)
-
-
-def _signed_loss(model, w, x, labels, weights):
-  """Returns the weighted sum of one example's losses with several labels."""
-  outputs = model.apply(w, x[None])
-  losses = jax.vmap(lambda y: model.loss(outputs, y[None])[0])(labels)
-  return (losses * weights).sum()

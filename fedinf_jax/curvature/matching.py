@@ -17,7 +17,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedinf_jax import tree
-from fedinf_jax import types
+from fedinf_jax.curvature import dense_layers
 from fedinf_jax.linalg import low_rank
 
 STEPS, RESTART = 400, 20  # Of the solver, in all and before it starts afresh.
@@ -25,10 +25,12 @@ FIRST = 100  # Steps by which candidates are chosen.
 
 
 class Gradients(NamedTuple):
-  """Those of the server's examples at w_{t-1}, as √(η/S) g, leaves [S, P_j]."""
+  """Those of the server's examples at w_{t-1}, as √(η/S) g."""
 
-  observed: types.Params  # with the examples' own labels: what updates follow
-  rows: types.Params  # those of the Fisher matrix, perhaps of sampled labels
+  # With the examples' own labels: what updates follow.
+  observed: dense_layers.PerExample
+  # Those of the Fisher matrix, perhaps of sampled labels.
+  rows: dense_layers.PerExample
 
 
 class Matched(NamedTuple):
@@ -41,7 +43,7 @@ class Matched(NamedTuple):
 
 def mixtures(
   gradients: Gradients,
-  targets: types.Params,
+  targets: dense_layers.PerExample,
   counts: jax.Array,
   *,
   num_rows: int,
@@ -54,15 +56,14 @@ def mixtures(
 
   Args:
     gradients: of the candidates.
-    targets: (w_{t-1} − w_{t,m}^k) / (ηm) in the unit of the gradients, leaves
-      [B, P_j].
+    targets: (w_{t-1} − w_{t,m}^k) / (ηm) in the unit of the gradients, B rows.
     counts: examples of each participant, n_k, [B].
     num_rows: how many examples are kept.
     local_steps: m.
   """
-  squares = tree.layer_dots(targets, targets).sum(1)  # [B]
-  gram = products(gradients.observed, gradients.observed)
-  dots = products(targets, gradients.observed)
+  squares = tree.layer_dots(targets.rows, targets.rows).sum(1)  # [B]
+  gram = dense_layers.products(gradients.observed, gradients.observed)
+  dots = dense_layers.products(targets, gradients.observed)
   size = len(gram)
   apart = _how_far_apart(gram, dots, squares, counts)[:, None]
   chosen, common = jnp.arange(size), jnp.full(size, 1 / size, gram.dtype)
@@ -136,8 +137,14 @@ def _fit(gradients, targets, size, local_steps):
     local_steps: m.
   """
   observed, rows = gradients
-  gram, dots = products(observed, observed), products(targets, observed)
-  cross, fisher = products(rows, observed), products(rows, rows)
+  gram, dots = (
+    dense_layers.products(observed, observed),
+    dense_layers.products(targets, observed),
+  )
+  cross, fisher = (
+    dense_layers.products(rows, observed),
+    dense_layers.products(rows, rows),
+  )
 
   def curved(weights):
     """How the rows bend the mean gradient of m steps, [B, S']."""
@@ -159,7 +166,7 @@ def _fit(gradients, targets, size, local_steps):
   bent = curved(weights)
   left = jax.tree.map(
     lambda o, r, t: low_rank.matmul(weights, o) + low_rank.matmul(bent, r) - t,
-    observed, rows, targets,
+    observed.rows, rows.rows, targets.rows,
   )  # fmt: skip
   return weights, jnp.sqrt(tree.layer_dots(left, left).sum(1))
 
@@ -190,9 +197,3 @@ def _candidates(gram, dots, counts, num_rows):
   rank = jnp.argsort(jnp.argsort(-rough, axis=1), axis=1)
   best = jnp.where(counts[:, None] > 0, rank, len(gram)).min(0)
   return lax.top_k(-best, num_rows)[1]
-
-
-def products(a: types.Params, b: types.Params) -> jax.Array:
-  """Returns the products of all rows of a with all rows of b."""
-  pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-  return sum(low_rank.matmul(x, y.T) for x, y in pairs)

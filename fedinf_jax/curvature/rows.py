@@ -8,6 +8,8 @@ import jax.numpy as jnp
 
 from fedinf_jax import checks
 from fedinf_jax import tree
+from fedinf_jax import types
+from fedinf_jax.curvature import dense_layers
 from fedinf_jax.curvature import descent as descents
 from fedinf_jax.curvature import wall
 from fedinf_jax.linalg import lanczos
@@ -53,27 +55,28 @@ def check_options(rank: int | None, spectrum: str | None):
 
 
 def reshape_spectrum(
-  rows: list[jax.Array],
+  gradients: dense_layers.PerExample,
   blocks: list[tuple[int, ...]],
   rank: int | None,
   spectrum: str | None,
   power: int = 1,
-) -> list[jax.Array]:
+) -> types.Params:
   """Rotates each block's rows to its eigenvectors, by its S × S Gram matrix.
 
   With GGᵀ = U diag(x) Uᵀ the rows √((1 − f(x))/x) Uᵀ G have I − G'ᵀG' act as
   f(x) on each eigenvector; the last `rank` of them are the best factor.
 
   Args:
-    rows: G of one step, [S, P_j] per layer.
+    gradients: G of one step.
     blocks: which layers belong together.
     rank: how many rows to keep; None: all.
     spectrum: f, a name of `spectra.SPECTRA`.
     power: the step is taken that many times: f^power in place of f.
   """
+  rows, treedef = jax.tree.flatten(gradients.rows)
   out = list(rows)
   for block in blocks:
-    gram = sum(low_rank.matmul(rows[j], rows[j].T) for j in block)
+    gram = dense_layers.products(gradients, gradients, block)
     x, u = lanczos.eigh(gram)
     weight = spectra.ratio(x, spectrum, power)
     rotation = (u * jnp.sqrt(weight)[None]).T
@@ -83,7 +86,7 @@ def reshape_spectrum(
         alone = rows[j].shape[1] if len(block) == 1 else keep
         keep = min(rank, keep, alone)
       out[j] = low_rank.matmul(rotation[-keep:], rows[j])
-  return out
+  return treedef.unflatten(out)
 
 
 def _check_report(num_steps) -> Callable:
