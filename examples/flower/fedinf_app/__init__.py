@@ -1,0 +1,1 @@
+"""A federation with one bad client, and a server that finds it."""

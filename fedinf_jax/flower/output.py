@@ -1,0 +1,218 @@
+"""Live output: the files of a workdir, as a simulation writes them.
+
+A federation has no end that the server knows of, so the files are those of a
+run that is finished after every evaluation. Clients stand in the order of their
+first reply; before it their influence is exactly zero.
+"""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+
+from fedinf_jax import influence
+from fedinf_jax import tree
+from fedinf_jax import version
+from fedinf_jax.report import page
+from fedinf_jax.running import files
+from fedinf_jax.running import finishing
+from fedinf_jax.running import records
+from fedinf_jax.running import workdir as workdirs
+from fedinf_jax.server import ledger as ledgers
+from fedinf_jax.server import table as tables
+from fedinf_jax.simulation import table as simulation_table
+
+ATTENDANCE = "attendance.jsonl"  # who took part in each round
+
+
+class Output:
+  """What has been measured so far, and the files that say so."""
+
+  def __init__(self, folder: pathlib.Path, *, seed: int, test_examples: int):
+    self._folder = folder
+    self._seed = seed
+    self._test_examples = test_examples
+    folder.mkdir(parents=True, exist_ok=True)
+
+  def resume(self, round_: int):
+    """Cuts the logs back to a round; 0: the federation begins."""
+    for name in (records.METRICS, records.HISTORY, ATTENDANCE):
+      path = self._folder / name
+      lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+      kept = [line for line in lines if _round_of(line) <= round_]
+      files.write(path, "".join(line + "\n" for line in kept))
+
+  def attended(self, round_: int, ids: list[str]):
+    """Enters who took part in a round."""
+    line = {"round": round_, "clients": ids}
+    files.append_json(self._folder / ATTENDANCE, line)
+
+  def add(
+    self,
+    ledger: ledgers.Ledger,
+    found: dict[str, tables.Table],
+    loss: float,
+    accuracy: float,
+    estimators: dict[str, influence.Estimator],
+    *,
+    report: bool,
+  ):
+    """Enters an evaluation, and writes the files anew.
+
+    Args:
+      ledger: after the round.
+      found: the table of each estimator.
+      loss: on the test set.
+      accuracy: on the test set.
+      estimators: by name.
+      report: whether report.html is written, too.
+    """
+    nothing = records.Agreement(*[None] * len(records.Agreement._fields))
+    metrics = records.Metrics(
+      ledger.round, loss, accuracy, dict.fromkeys(found, nothing)
+    )
+    fil = {name: t.fil for name, t in found.items()}
+    self._logs(metrics, records.History(ledger.round, fil))
+    made = influence_table(self._folder, ledger, found)
+    records.write_influence(self._folder, made)
+    if report:
+      self._summary(ledger, metrics, estimators, made)
+      page.write(self._folder)
+
+  def _logs(self, metrics, history):
+    """Adds a round to the logs; earlier rounds get zeros for who is new."""
+    path = self._folder / records.HISTORY
+    width = len(next(iter(history.fil.values())))
+    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+    wider = []
+    for line in map(json.loads, lines):
+      for name, values in line["fil"].items():
+        line["fil"][name] = values + [0.0] * (width - len(values))
+      wider.append(json.dumps(line))
+    files.write(path, "".join(line + "\n" for line in wider))
+    (self._folder / records.LAYERS).unlink(missing_ok=True)
+    records.append_round(self._folder, metrics, history, [])
+
+  def _summary(self, ledger, metrics, estimators, made):
+    """Writes what the report reads beside tables and logs."""
+    params = ledger.state.params
+    versions = workdirs.versions()
+    source = "the clients of a federation"
+    about = records.About(
+      name="flower",
+      config={"seed": self._seed, "fedinf_jax": version.VERSION},
+      data={"source": source, "stand_in": False, "digest": "", "bad": []},
+      versions=versions,
+    )
+    files.write_json(self._folder / records.CONFIG, about)
+    count = len(ledger.ids)
+    summary = records.Summary(
+      name="flower",
+      source=source,
+      stand_in=False,
+      clients=count,
+      rounds=ledger.round,
+      num_params=sum(a.size for a in jax.tree.leaves(params)),
+      train_examples=int(ledger.num_examples.sum()),
+      test_examples=self._test_examples,
+      seed=self._seed,
+      loss=metrics.loss,
+      accuracy=metrics.accuracy,
+      layer_names=list(tree.names(params)),
+      estimators={
+        name: _estimator(e, ledger.state.estimators[name], count)
+        for name, e in estimators.items()
+      },
+      effects={name: made.counts(name) for name in made.names},
+      data_digest="",
+      versions=versions,
+      git_revision=None,
+    )
+    records.write_summary(self._folder, summary)
+
+
+def influence_table(
+  folder: pathlib.Path,
+  ledger: ledgers.Ledger,
+  found: dict[str, tables.Table],
+) -> simulation_table.Table:
+  """Returns influence.csv as a table, a row per client ever seen.
+
+  Nobody is known to own test examples, and nobody is replayed.
+  """
+  columns = ledger.ids, ledger.num_examples, ledger.times, _last(folder, ledger)
+  clients = dict(zip(simulation_table.CLIENT, columns, strict=True))
+  unknown = np.full(len(ledger.ids), np.nan)
+  measured = {
+    name: simulation_table.Measured(
+      fil=t.fil,
+      fia=t.fia,
+      own=unknown,
+      others=t.fil,
+      low=t.interval.low,
+      high=t.interval.high,
+      p=t.interval.p,
+    )
+    for name, t in found.items()
+  }
+  history = finishing.history(folder)
+  return simulation_table.make(clients, {"exact": None, **measured}, history)
+
+
+def _last(folder, ledger):
+  """Returns the last round of each client, int [K]."""
+  last = {}
+  path = folder / ATTENDANCE
+  lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+  for line in map(json.loads, lines):
+    last |= dict.fromkeys(line["clients"], line["round"])
+  return np.array([last.get(i, 0) for i in ledger.ids], int)
+
+
+def _estimator(estimator, state, count):
+  """Returns an estimator of summary.json: nobody knows the truth."""
+  health = influence.health(state)
+  truncated = np.asarray(health.truncated_at)[:count]  # [K, L]
+  growth = np.asarray(health.growth)[:count]
+  curvature = estimator.curvature
+  layers = {
+    name: records.LayerTrust(
+      truncated_fraction=float((truncated[:, j] > 0).mean()),
+      first_truncated_round=_first(truncated[:, j]),
+      largest_growth=float(growth[:, j].max()),
+    )
+    for j, name in enumerate(health.layer_names)
+  }
+  return records.Estimator(
+    description=curvature.name,
+    upload_bytes_per_participant=0,
+    upload_models=0.0,
+    interactive=curvature.interactive,
+    simulated=False,
+    fil_pearson=None,
+    fil_spearman=None,
+    fia_pearson=None,
+    fip_error=None,
+    fip_relative_error=None,
+    truncated_fraction=float((truncated > 0).mean()),
+    last_quarter=dict.fromkeys(records.LAST_QUARTER),
+    largest_growth=float(growth.max()),
+    nonfinite_fraction=float(
+      (np.asarray(health.nonfinite_at)[:count] > 0).mean()
+    ),
+    layers=layers,
+  )
+
+
+def _first(rounds):
+  happened = rounds[rounds > 0]
+  return int(happened.min()) if len(happened) else None
+
+
+def _round_of(line):
+  """Returns the round of a line; one that is torn is none we keep."""
+  try:
+    return int(json.loads(line)["round"])
+  except (ValueError, KeyError, TypeError):
+    return 2**62

@@ -1,0 +1,179 @@
+"""Flower's federations get what the simulation measures."""
+
+import pytest
+
+pytest.importorskip(
+  "flwr", reason="flwr wants older packages; .ci/run has an environment for it"
+)
+
+import pathlib
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+
+from fedinf_jax import flower
+from tests import federations
+from tests.flower import grids
+from tests.flower import scripts
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+
+def played(mode, client, **options):
+  made = grids.strategy(mode, **options)
+  grid = grids.InProcess(client, grids.nodes())
+  made.start(grid, num_rounds=5)
+  return made, grid
+
+
+def test_silent_clients_in_numpy_need_not_change():
+  nodes = grids.nodes()
+  made, grid = played(
+    "silent", grids.numpy_client(), identify=flower.mapped(nodes)
+  )
+  federations.assert_same(made.ledger, federations.simulated("silent"))
+  assert set(grid.sent) == {"train"}
+
+
+@pytest.mark.parametrize("mode", federations.MODES)
+def test_all_modes_get_what_the_simulation_measures(mode):
+  made, grid = played(mode, grids.jax_client(mode))
+  federations.assert_same(made.ledger, federations.simulated(mode))
+  asked = {"train", "query.identity"}
+  assert set(grid.sent) == asked | (
+    {"train.influence"} if mode == "interactive" else set()
+  )
+
+
+def same(a, b):
+  """Asserts that two ledgers hold the same of everyone."""
+  assert sorted(a.ids) == sorted(b.ids)
+  rows = np.array([b.ids.index(i) for i in a.ids])
+  for name in a.state.estimators:
+    close = lambda x, y: np.testing.assert_allclose(
+      x, y[rows], rtol=0, atol=1e-6
+    )
+    jax.tree.map(close, a.eps(name), b.eps(name))
+
+
+def scripted(tmp_path, step, *, name="run", **options):
+  """Plays a federation in a folder of this name."""
+  return scripts.play(tmp_path / name, step, **options)
+
+
+def in_a_process(*arguments):
+  command = [sys.executable, "-m", "tests.flower.scripts", *arguments]
+  return subprocess.run(
+    command, cwd=ROOT, capture_output=True, text=True, check=False
+  )
+
+
+def test_clients_come_and_go_and_a_server_is_killed(tmp_path):
+  found = in_a_process(str(tmp_path / "parts"), "6", "6")
+  assert found.returncode == -signal.SIGKILL, found.stderr[-2000:]
+  history = tmp_path / "parts" / "history.jsonl"
+  assert len(history.read_text().splitlines()) == 6  # One too many.
+  history.write_text(history.read_text()[:-9])  # And torn.
+  found = in_a_process(str(tmp_path / "parts"), "6")
+  assert found.returncode == 0, found.stderr[-2000:]
+  assert "Resuming after round 5" in found.stderr + found.stdout
+  found = in_a_process(str(tmp_path / "whole"), "6")
+  assert found.returncode == 0, found.stderr[-2000:]
+  for file in (
+    "influence.csv", "history.jsonl", "metrics.jsonl", "attendance.jsonl",
+  ):  # fmt: skip
+    first, second = (tmp_path / n / file for n in ("whole", "parts"))
+    assert first.read_bytes() == second.read_bytes()
+  whole = scripted(tmp_path, scripts.attendance, name="whole")
+  assert whole.ledger.round == 6 and "client-1" in whole.ledger.ids
+  # By hand, with the same attendance and without Flower.
+  ids = federations.data().ids
+
+  def there(t):
+    out = {"client-1"} if t < 3 else set()
+    return [
+      i for i in ids if i not in out | ({"client-4"} if t in (4, 5) else set())
+    ]
+
+  made = federations.server()
+  cohort = lambda t, _: made.cohort(t, there(t))
+  same(whole.ledger, federations.play("silent", cohort, num_rounds=6))
+
+
+def test_a_workdir_of_another_federation_is_refused(tmp_path):
+  scripted(tmp_path, lambda *_: None, num_rounds=1)
+  made = grids.strategy("upload", workdir=tmp_path / "run")
+  grid = grids.InProcess(grids.jax_client("upload"), grids.nodes())
+  with pytest.raises(ValueError, match=r"workdir: .* another model, seed or"):
+    made.start(grid, num_rounds=1)
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
+  made = scripted(tmp_path, lambda *_: None, num_rounds=3)
+  (tmp_path / "run" / "checkpoints" / "clients-3.json").write_text("{")
+  again = scripted(tmp_path, lambda *_: None, num_rounds=3)
+  assert "the checkpoint of round 3 cannot be used" in caplog.text
+  same(again.ledger, made.ledger)
+
+
+def test_the_report_is_written_live(tmp_path):
+  scripted(tmp_path, scripts.attendance, num_rounds=3, report=True)
+  page = (tmp_path / "run" / "report.html").read_text()
+  assert "client-1" in page or "client-2" in page
+  assert not (tmp_path / "run" / "report.html.tmp").exists()
+
+
+def test_extremes_go_into_flowers_logs():
+  made = grids.strategy()
+  grid = grids.InProcess(grids.jax_client("silent"), grids.nodes())
+  result = made.start(grid, num_rounds=2)
+  last = result.train_metrics_clientapp[2]
+  table = made.table()
+  worst, best = table.ids[table.order()[0]], table.ids[table.order()[-1]]
+  assert last[f"harms/{worst}"] == table.fil.min() < 0
+  assert last[f"helps/{best}"] == table.fil.max() > 0
+
+
+def test_whom_the_hook_names_takes_no_part_any_more():
+  hook = lambda t, table: ["client-2"] if t == 2 else []
+  made = grids.strategy(on_round=hook)
+  grid = grids.InProcess(grids.jax_client("silent"), grids.nodes())
+  times = []
+  inner = made.aggregate_train
+
+  def count(*args):
+    found = inner(*args)
+    k = (
+      made.ledger.ids.index("client-2")
+      if "client-2" in made.ledger.ids
+      else None
+    )
+    times.append(None if k is None else int(made.ledger.times[k]))
+    return found
+
+  made.aggregate_train = count
+  made.start(grid, num_rounds=5)
+  assert made.left_out == ("client-2",)
+  assert times[1] == times[-1]
+  bad = grids.strategy(on_round=lambda t, table: ["nobody"])
+  with pytest.raises(ValueError, match="on_round: 'nobody' is no client's id"):
+    bad.start(grid, num_rounds=1)
+
+
+def test_a_strategy_that_is_no_average_is_refused():
+  made = grids.strategy()
+  average = made._inner.aggregate_train
+
+  def double(round_, replies):
+    arrays, metrics = average(round_, replies)
+    for key, value in arrays.items():
+      arrays[key] = type(value)(value.numpy() * 2)
+    return arrays, metrics
+
+  made._inner.aggregate_train = double
+  grid = grids.InProcess(grids.jax_client("silent"), grids.nodes())
+  with pytest.raises(ValueError, match="inner: FedAvg does not average"):
+    made.start(grid, num_rounds=1)
