@@ -13,8 +13,8 @@ import jax
 from ml_collections import config_flags
 
 from experiments import estimators
+from fedinf_jax import text
 from fedinf_jax.running import processes
-from fedinf_jax.running import text
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"
 HELP = ("--help", "-help", "-h", "-?", "--helpshort", "--helpfull")

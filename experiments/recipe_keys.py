@@ -77,9 +77,15 @@ KEYS = {
   "tracked": Whole(0),
   "cleanse_round": Whole(0),
 }
-# Not in config.json of a run without a pass backwards.
-OPTIONAL = {"adjoint_rounds": Whole()}
+# Not in config.json: explain, and adjoint_rounds without a pass backwards.
+OPTIONAL = {"adjoint_rounds": Whole(), "explain": Whole(-1)}
 _IMAGES = {"data.examples": Whole(), "data.test_examples": Whole()}
+# Not in config.json of a run without repeats of the exact replay.
+REPEATS = {
+  "exact_repeats": Whole(),
+  "repeat_clients": Words(),
+  "jitter": Real(0, 1),
+}
 # The kind of the data, or of the model → further keys.
 DATA = {
   "synthetic": {"data.train_fraction": Real(0, 1)},
@@ -109,7 +115,8 @@ def check(config: ml_collections.ConfigDict):
       " ml_collections.ConfigDict"
     )
   _check_keys(config, KEYS)
-  _check_keys(config, {k: v for k, v in OPTIONAL.items() if k in config})
+  optional = OPTIONAL | REPEATS
+  _check_keys(config, {k: v for k, v in optional.items() if k in config})
   for key, table in (("data.kind", DATA), ("model.kind", MODELS)):
     kind = _get(config, key)
     if kind not in table:

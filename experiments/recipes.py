@@ -18,7 +18,9 @@ from fedinf_jax.data import partition
 from fedinf_jax.running import records
 from fedinf_jax.running import task as tasks
 from fedinf_jax.simulation import devices
+from fedinf_jax.valuation import owners
 
+NOBODY = "nobody"  # owns examples that are no client's
 GLYPHS = "glyph writers (made here, a stand-in for FEMNIST)"
 CORRUPTIONS = {
   "flip_labels": fi.data.corrupt.flip_labels,
@@ -75,6 +77,8 @@ def check(config: ml_collections.ConfigDict):
         f"corrupt.fraction is {config.corrupt.fraction}; it must lie between 0"
         " and 1"
       )
+  if config.data.kind != "synthetic":  # Of those one knows how many there are.
+    _explained(config, config.data.test_examples)
   checks.one_of("server_from", config.server_from, tuple(SERVER_FROM))
   checks.seed(config.seed)
   _fed(config)
@@ -89,6 +93,7 @@ def check(config: ml_collections.ConfigDict):
       f"estimators: {serving[0]!r} needs examples of the server's own; set"
       " --config.server_examples to their number"
     )
+  repeat_clients(config)
   exact = exact_rows(config.exact, config.data.num_clients, config.seed)
   there = [*estimators, *passes]
   if isinstance(exact, records.Top) and exact.by not in there:
@@ -128,11 +133,15 @@ def build(
   read = _READERS[config.data.kind]
   examples = read(config, data_dir)
   train, bad = _corrupted(examples.train, config.corrupt, config.seed)
-  server, (x, y) = _server_part(config, examples)
+  server, measured = _server_part(config, examples)
   pool = len(server.x) if server else None
   estimators = named.build(config.estimators, pool)
   passes = named.passes(names(config), pool)
-  unused = {"mesh"} if passes else {"mesh", "adjoint_rounds"}
+  exact = exact_rows(config.exact, train.num_clients, config.seed)
+  repeats = config.get("exact_repeats", 1) if exact else 1
+  unused = {"mesh", "explain"} | (set() if passes else {"adjoint_rounds"})
+  if repeats == 1:
+    unused.update(recipe_keys.REPEATS)
   recipe = {k: v for k, v in config.to_dict().items() if k not in unused}
   return tasks.Task(
     name=name,
@@ -140,8 +149,10 @@ def build(
       config.model, train.x.shape[1], train.num_classes
     ),
     train=train,
-    x=x,
-    y=y,
+    x=measured.x,
+    y=measured.y,
+    owners=_owners(measured, train.ids),
+    explain=_explained(config, len(measured.x)),
     server_data=server,
     fed=_fed(config),
     recipe=recipe,
@@ -151,7 +162,10 @@ def build(
     descriptions={
       n: named.describe(n, pool) for n in named.split(names(config))
     },
-    exact=exact_rows(config.exact, train.num_clients, config.seed),
+    exact=exact,
+    exact_repeats=repeats,
+    repeat_clients=repeat_clients(config),
+    jitter=config.get("jitter", 1e-5),
     seed=config.seed,
     mesh=mesh,
     evaluate_every=config.evaluate_every,
@@ -198,16 +212,30 @@ def exact_rows(exact: str, num_clients: int, seed: int):
   return sorted(draw.permutation(num_clients)[: int(exact)].tolist())
 
 
+def repeat_clients(config: ml_collections.ConfigDict) -> int | None:
+  """Reads of how many clients the exact replay is repeated; None: all."""
+  count = config.get("repeat_clients", "all")
+  if count == "all":
+    return None
+  # Fewer than three have no correlation.
+  if not count.isdecimal() or int(count) < 3:
+    raise ValueError(
+      f'repeat_clients is {count!r}; it must be "all" or a number of clients,'
+      " at least 3"
+    )
+  return int(count)
+
+
 def _server_part(config, examples):
   """Finds the server's examples for curvature.
 
   Returns:
-    Those of the server; None: it has none. And (x, y), what influence is
+    Those of the server; None: it has none. And those that influence is
     measured on: what the server leaves of the held-out examples, at least half.
   """
   held_out, wanted = examples.held_out, config.server_examples
   if not wanted:
-    return None, held_out.pooled()
+    return None, held_out
   order = lambda data: np.random.default_rng([config.seed, 5]).permutation(
     len(data.x)
   )
@@ -217,11 +245,29 @@ def _server_part(config, examples):
       raise ValueError(
         'server_from is "others"; the clients train on all examples there are'
       )
-    return spare.with_examples(order(spare)[:wanted]), held_out.pooled()
+    return spare.with_examples(order(spare)[:wanted]), held_out
   count, drawn = min(wanted, len(held_out.x) // 2), order(held_out)
   server = held_out.with_examples(drawn[:count])
   server = SERVER_FROM[config.server_from](config, server)
-  return server, held_out.with_examples(drawn[count:]).pooled()
+  return server, held_out.with_examples(drawn[count:])
+
+
+def _owners(measured, ids):
+  """Returns whose examples influence is measured on; None: nobody's."""
+  if measured.ids == (NOBODY,):
+    return None
+  return owners.read(measured, len(measured.x), ids)
+
+
+def _explained(config, num_examples):
+  """Returns the example to explain; None: none."""
+  index = config.get("explain", -1)
+  if index >= num_examples:
+    raise ValueError(
+      f"explain is {index}; the test examples are numbered 0 to"
+      f" {num_examples - 1} (-1: explain none)"
+    )
+  return None if index < 0 else index
 
 
 def _as_they_are(config, server):
@@ -252,7 +298,7 @@ def _stand_in(config, server):
 
 def _nobody_s(x, y):
   """Returns examples that are no client's own."""
-  return fi.FederatedData.from_clients({"nobody": (x, y)})
+  return fi.FederatedData.from_clients({NOBODY: (x, y)})
 
 
 def _mesh(config):

@@ -11,9 +11,9 @@ from absl import flags
 
 from experiments import launch
 from fedinf_jax import report
+from fedinf_jax import text
 from fedinf_jax.running import lock
 from fedinf_jax.running import records
-from fedinf_jax.running import text
 
 _WORKDIR = flags.DEFINE_string(
   "workdir", "runs/quickstart", "Folder of the finished run."

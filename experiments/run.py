@@ -25,6 +25,7 @@ from fedinf_jax import memory
 from fedinf_jax import report
 from fedinf_jax.report import numbers
 from fedinf_jax.report import verdict as verdicts
+from fedinf_jax.running import explaining
 from fedinf_jax.running import files
 from fedinf_jax.running import finishing
 from fedinf_jax.running import lock
@@ -34,6 +35,7 @@ from fedinf_jax.running import planning
 from fedinf_jax.running import processes
 from fedinf_jax.running import progress
 from fedinf_jax.running import records
+from fedinf_jax.running import repeats as repeat_runs
 from fedinf_jax.running import task as tasks
 from fedinf_jax.running import workdir
 from fedinf_jax.simulation import devices
@@ -81,9 +83,10 @@ def main(argv):
       config.seed = seed
       run(recipes.build(name, config, _DATA_DIR.value), place, screen)
     if wanted and processes.is_first():
-      summaries = [workdir.read(place).summary for place in folders.values()]
-      spread = seeds.spread(summaries)
+      found = [workdir.read(place) for place in folders.values()]
+      spread = seeds.spread([contents.summary for contents in found])
       files.write_json(folder / "seeds.json", spread)
+      files.write(folder / "seeds.csv", seeds.clients(found))
       table = seeds.table(spread)
       if records.read_top(config.exact):
         table.caption = "over the replayed extremes only"
@@ -92,31 +95,50 @@ def main(argv):
 
 def run(task: tasks.Task, folder: pathlib.Path, screen):
   """Runs a task, unless it is finished, and prints its verdict."""
-  if loop.is_finished(task, folder):
+  finished = loop.is_finished(task, folder)
+  if finished:
     progress.say(screen, f"{folder}: this run is finished")
-  else:
+  explanation = None
+  if not finished or task.explain is not None:
     saving = loop.Saving(rounds=_SAVE_ROUNDS.value, minutes=_SAVE_MINUTES.value)
     trained = loop.train(task, folder, screen, saving)
-    if not processes.is_first():
-      return
-    started = time.perf_counter()
-    finishing.finish(task, folder, trained)
+    if task.explain is not None:
+      explanation = explaining.explain(task, folder, trained.state)
+    if not finished:
+      if tasks.is_checked(task):
+        progress.say(
+          screen,
+          "no ground truth: retraining without a few groups of clients, to say"
+          " what agreement to expect",
+        )
+      _finish(task, folder, trained)
+  if processes.is_first():
+    print_verdict(folder, screen)
+    if explanation:
+      progress.say(screen, explanation)
+
+
+def _finish(task, folder, trained):
+  """Writes the last files and the report."""
+  started = time.perf_counter()
+  finishing.finish(task, folder, trained)
+  if processes.is_first():
     report.write(folder)
     took = time.perf_counter() - started
     records.append_timing(folder, "report", task.fed.rounds, took)
-  if processes.is_first():
-    print_verdict(folder, screen)
 
 
 def print_verdict(folder: pathlib.Path, screen):
   """Names the clients that matter and says how far to trust it."""
   contents = workdir.read(folder)
   summary = contents.summary
+  verdict = verdicts.verdict(contents)
   lines = [
     f"after {summary['rounds']} rounds: test loss"
     f" {numbers.fixed(summary['loss'], 4)}, accuracy"
     f" {numbers.fixed(summary['accuracy'], 4)}",
-    *verdicts.sentences(contents, verdicts.verdict(contents)),
+    *verdicts.sentences(contents, verdict),
+    *_effects(summary, verdict.ranked_by),
   ]
   for line in lines:
     progress.say(screen, line)
@@ -142,6 +164,15 @@ def show_plan(name, config, screen):
     compiled = memory.compiled_bytes(tasks.lower(task).compile())
   progress.say(screen, tasks.describe(task))
   table = _plan_table(sizes, machine, task.fed.rounds, compiled)
+  if repeats := repeat_runs.asked(task):
+    again = tasks.repeated(task, 1)
+    replayed = len(tasks.examined(again))
+    sizes = planning.sizes_of(again, {}, replayed, tasks.selected(task) > 0)
+    seconds = planning.plan(sizes, machine).seconds
+    table.add_row(
+      f"{len(repeats)} repeat(s) of {replayed} exact replays, before the run",
+      numbers.duration(len(repeats) * task.fed.rounds * seconds),
+    )
   for name in task.passes:
     program = passes.prepare(task, name).lower().back.compile()
     table.add_row(
@@ -175,6 +206,18 @@ def _plan_table(sizes, machine, rounds, compiled):
   table.add_row(f"{rounds} rounds", numbers.duration(rounds * seconds))
   table.add_row("most of it", planning.bottleneck(sizes, machine))
   return table
+
+
+def _effects(summary, by):
+  """Returns a line about who helps or hurts beyond chance, if it is known."""
+  found = summary["effects"].get(by, {})
+  if not any(found.values()):
+    return []
+  return [
+    f"On other test examples of the same kind ({by}, 5 % false discoveries):"
+    f" {found['helps']:,} clients help, {found['hurts']:,} hurt, of"
+    f" {found['cannot tell']:,} one cannot tell."
+  ]
 
 
 def _table(contents):

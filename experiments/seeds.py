@@ -2,6 +2,11 @@
 
 import numpy as np
 from rich import table as rich_table
+from scipy import stats
+
+from fedinf_jax.running import workdir
+from fedinf_jax.simulation import table as tables
+from fedinf_jax.valuation import intervals
 
 
 def parse(texts: list[str]) -> list[int]:
@@ -24,14 +29,56 @@ def spread(summaries: list[dict]) -> dict:
     estimators[name]["last_quarter_fil_pearson"] = _spread(
       [run["last_quarter"]["fil_pearson"] for run in runs]
     )
+  ceilings = {}
+  if "reliability" in first:
+    repeated = [s["reliability"] for s in summaries]
+    ceilings = {
+      "ceiling": _spread([r["last"]["ceiling"] for r in repeated]),
+      "last_quarter_ceiling": _spread(
+        [r["last_quarter"]["ceiling"] for r in repeated]
+      ),
+    }
   return {
     "name": first["name"],
     "source": first["source"],
     "seeds": [s["seed"] for s in summaries],
     "loss": _spread([s["loss"] for s in summaries]),
     "accuracy": _spread([s["accuracy"] for s in summaries]),
+    **ceilings,
     "estimators": estimators,
   }
+
+
+def clients(runs: list[workdir.Contents]) -> str:
+  """Returns seeds.csv: mean and spread of each client's FIL over S seeds.
+
+  fil_NAME and fil_std_NAME; effect_NAME says helps, hurts or cannot tell, by
+  Student's test over the seeds and Benjamini and Hochberg. Empty where a seed
+  does not know the client's FIL. Only clients that all seeds have.
+  """
+  ids = [i for i in runs[0].ids if all(i in set(run.ids) for run in runs)]
+  columns = {"client_id": ids}
+  for name in ("exact", *runs[0].names):
+    fil = np.array([_column(run, f"fil_{name}", ids) for run in runs])
+    mean = fil.mean(0)
+    std = np.full(len(ids), np.nan)
+    if len(runs) > 1:
+      std = fil.std(0, ddof=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+      size = np.abs(mean) / (std / np.sqrt(len(runs)))
+    p = 2 * stats.t.sf(size, max(1, len(runs) - 1))
+    effect = intervals.effects(mean, p).tolist()
+    words = [tables.EFFECTS[e] for e in effect]
+    known = np.isfinite(mean) & np.isfinite(std)
+    columns[f"fil_{name}"] = mean
+    columns[f"fil_std_{name}"] = std
+    columns[f"effect_{name}"] = np.where(known, words, "")
+  return tables.csv_text(columns)
+
+
+def _column(run, title, ids):
+  where = {i: k for k, i in enumerate(run.ids)}
+  return run.columns[title][[where[i] for i in ids]]
 
 
 def table(spread: dict) -> rich_table.Table:
@@ -45,6 +92,9 @@ def table(spread: dict) -> rich_table.Table:
       _shown(e["last_quarter_fil_pearson"]),
       _shown(e["fil_spearman"]),
     )
+  if "ceiling" in spread:
+    ceilings = spread["ceiling"], spread["last_quarter_ceiling"]
+    shown.add_row("(ceiling)", *map(_shown, ceilings), "")
   return shown
 
 

@@ -30,7 +30,10 @@ from fedinf_jax.simulation import Run as Run
 from fedinf_jax.simulation import simulate as simulate
 from fedinf_jax.simulation import Simulator as Simulator
 from fedinf_jax.simulation import simulator as simulator
+from fedinf_jax.simulation import trust as trust
 from fedinf_jax.simulation import upload_bytes as upload_bytes
 from fedinf_jax.types import Model as Model
+from fedinf_jax.valuation.reliability import jitter as jitter
+from fedinf_jax.valuation.reliability import reliability as reliability
 
 __version__ = version.VERSION

@@ -187,8 +187,9 @@ def _losses(model, outputs, y):
 
 def _value(metric, model, outputs, y):
   """Returns the shape of a metric, which must be an array of numbers."""
-  if metric is metrics.loss:
+  if metric is metrics.loss or isinstance(metric, metrics.OfLosses):
     _losses(model, outputs, y)
+  if metric is metrics.loss:
     return jax.ShapeDtypeStruct((), jnp.float32)
   if not callable(metric):
     raise ValueError(
@@ -196,7 +197,9 @@ def _value(metric, model, outputs, y):
       " fi.metrics.accuracy"
     )
   _hashable("metric", metric)
-  value = checks.call("metric", jax.eval_shape, metric, outputs, y)
+  value = checks.call(
+    "metric", jax.eval_shape, metrics.of_model(metric, model), outputs, y
+  )
   numbers = isinstance(value, jax.ShapeDtypeStruct) and (
     jnp.issubdtype(value.dtype, jnp.floating)
     or jnp.issubdtype(value.dtype, jnp.signedinteger)

@@ -1,13 +1,21 @@
 """Metrics of a model: functions (outputs [N, ...], y [N, ...]) -> array.
 
-Any such function can be handed to `Run.influence`.
+Any such function can be handed to `Run.influence`. Where it returns an array,
+influence is one, too: `per_class_accuracy` gives [R, C], `predictions` of one
+example [R, 1, C] ("which clients made the model say 7 here?").
 """
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedinf_jax import checks
 from fedinf_jax import models
+from fedinf_jax.data import packing
 
 
 def loss(outputs, y):
@@ -15,8 +23,90 @@ def loss(outputs, y):
   raise ValueError("metrics.loss has no meaning without a model; use of_model")
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class OfLosses:
+  """A metric made from the model's own loss of each example.
+
+  Attributes:
+    reduce: losses [N] -> array.
+  """
+
+  reduce: Callable[[jax.Array], jax.Array]
+
+  def __call__(self, outputs, y):
+    """Has no meaning without a model."""
+    return loss(outputs, y)
+
+
+def owner_losses(owners: Any) -> OfLosses:
+  """Returns the metric [G]: the loss of each owner's examples.
+
+  Args:
+    owners: [N], whose each example is; the G owners are sorted as by np.unique.
+  """
+  names, group = _groups(owners)
+  return OfLosses(lambda losses: _means("owners", losses, group, len(names)))
+
+
+def worst_owner(owners: Any) -> OfLosses:
+  """Returns the metric of fairness: the loss of the owner who fares worst.
+
+  Args:
+    owners: [N], whose each example is.
+  """
+  names, group = _groups(owners)
+  return OfLosses(
+    lambda losses: _means("owners", losses, group, len(names)).max()
+  )
+
+
+def gap(is_first: Any) -> OfLosses:
+  """Returns the loss of one group of examples, less that of all others.
+
+  Args:
+    is_first: bool [N], for example np.isin(owners, ["hospital 1"]).
+  """
+  is_first = checks.array("is_first", is_first)
+  both = is_first.any() and not is_first.all()
+  if is_first.dtype != bool or is_first.ndim != 1 or not both:
+    raise ValueError("is_first must be bool [N], some True and some False")
+
+  def reduce(losses):
+    others, first = _means("is_first", losses, is_first.astype(int), 2)
+    return first - others
+
+  return OfLosses(reduce)
+
+
+def _groups(owners):
+  """Returns the distinct owners, sorted, and which of them each example has."""
+  if np.ma.is_masked(owners):
+    raise ValueError("owners has masked entries")
+  owners = packing.listed("owners", owners)
+  try:
+    names, group = np.unique(np.asarray(owners), return_inverse=True)
+  except (TypeError, ValueError) as error:
+    raise ValueError(f"owners cannot be sorted ({error})") from error
+  if group.ndim != 1 or not len(group):
+    raise ValueError("owners must be [N], one for each example")
+  return names, group
+
+
+def _means(name, losses, group, num_groups):
+  """Returns the mean loss of each group, [G]."""
+  if losses.shape != group.shape:
+    raise ValueError(
+      f"{name} has {len(group)} entries; there are {len(losses)} examples"
+    )
+  total = jax.ops.segment_sum(losses, group, num_segments=num_groups)
+  counts = np.bincount(group, minlength=num_groups)
+  return total / counts.astype(losses.dtype)
+
+
 def of_model(metric, model):
-  """Returns `metric`, with `loss` replaced by the loss of `model`."""
+  """Returns `metric`, with the loss of `model` in it if it asks for that."""
+  if isinstance(metric, OfLosses):
+    return lambda outputs, y: metric.reduce(model.loss(outputs, y))
   if metric is loss:
     return lambda outputs, y: model.loss(outputs, y).mean()
   return metric

@@ -38,11 +38,16 @@ PRINTED = {
     "ours hospital 0 -",
     "exact hospital 0 -",
     "after round 30",
+    "Table of 12 rows; exact: ",
+    "per class: (12, 3)",
+    "worst owner: (12,)",
+    "would be less probable without: hospital",
     "backwards: hospital 0 -",
     "'kernel': (12, 4, 3)",
     "read off:",
   ],
   "data": ["left: 8\n"],
+  "trust": ["ceiling 1.000\n"],
 }
 
 

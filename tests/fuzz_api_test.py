@@ -280,7 +280,8 @@ def targets():
     "model": model, "data": data, "fed": fed, "exact": False, "removals": None,
     "cohorts": np.array([[0, 1, 2], [3, 4, 5]]), "params": params, "seed": 0,
     "replay_chunk": None, "upload_chunk": None, "mesh": None,
-    "estimators": None,
+    "estimators": None, "evaluate": (x, y), "evaluate_every": 2,
+    "progress": False,
   }  # fmt: skip
   bad = np.arange(6) < 2
   spoil = {"data": data, "clients": 2, "seed": 0}
@@ -297,6 +298,21 @@ def targets():
       run.influence,
       {"metric": fi.metrics.loss, "x": x, "y": y, "of": "exact"},
     ),
+    "table": (
+      run.table,
+      {"x": x, "y": y, "of": "exact", "owners": None, "seed": 0},
+    ),
+    "bootstrap": (
+      fi.valuation.bootstrap,
+      {"change": np.eye(3), "counts": np.arange(1, 4), "level": 0.95,
+       "resamples": 50, "seed": 0},
+    ),
+    "effects": (
+      fi.valuation.effects,
+      {"value": np.ones(3), "p": np.ones(3), "level": 0.95},
+    ),
+    "owner_losses": (fi.metrics.owner_losses, {"owners": [0, 1, 1]}),
+    "gap": (fi.metrics.gap, {"is_first": np.arange(3) < 1}),
     "from_exact": (fi.from_exact, {"state": init(), "name": "a"}),
     "upload_bytes": (
       fi.upload_bytes,
@@ -352,6 +368,10 @@ def targets():
        "higher_is_helpful": True},
     ),
     "extremes": (fi.valuation.extremes, {"scores": np.arange(6), "count": 3}),
+    "overlap": (
+      fi.valuation.overlap,
+      {"estimated": np.arange(6), "exact": np.arange(6), "count": 3},
+    ),
     "rewards": (fi.valuation.rewards, {"fil": np.arange(6), "budget": 1}),
     "precision_at_k": (
       fi.valuation.precision_at_k, {"score": np.arange(6), "bad": bad}

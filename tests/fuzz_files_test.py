@@ -200,7 +200,11 @@ DAMAGES = (cut, drop_lines, repeat_lines, swap_lines, zeros, garbage)
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
   return workdirs.write(
-    tmp_path_factory.mktemp("fuzz") / "w", clients=5, rounds=40, debug=True
+    tmp_path_factory.mktemp("fuzz") / "w",
+    clients=5,
+    rounds=40,
+    debug=True,
+    repeats=2,
   )
 
 
@@ -252,7 +256,9 @@ def test_spoiled_json_is_refused_or_drawn(whole, share, tmp_path, monkeypatch):
   draw = random.Random(3)
   folder, refused = shutil.copytree(whole, tmp_path / "w"), 0
   for _ in range(JSONS // share):
-    name = draw.choice((records.SUMMARY, records.CONFIG, records.DEBUG))
+    name = draw.choice(
+      (records.SUMMARY, records.CONFIG, records.DEBUG, records.REPEATS)
+    )
     content = files.read_json(whole / name)
     files.write_json(folder / name, spoiled(draw, content))
     try:

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(fedinf_jax.__file__).parent
 # From the ground up. A module imports from lower floors only; within a folder,
 # the same holds for the floors of that folder.
 FLOORS = [
-  {"types", "tree", "rng", "version"},
+  {"types", "text", "tree", "rng", "version"},
   {"memory"},
   {"checks"},
   {"data", "models", "linalg"},
@@ -23,8 +23,10 @@ FLOORS = [
   {"influence", "backwards"},
   {"federation", "valuation"},
   {"simulation"},
+  {"server"},
   {"running"},
   {"report"},
+  {"flower"},
 ]
 WITHIN = {
   "data": [
@@ -43,36 +45,51 @@ WITHIN = {
   ],
   "linalg": [{"hessian_products", "lanczos", "low_rank"}, {"spectra"}],
   "curvature": [
-    {"descent"},
+    {"dense_layers", "descent"},
     {"wall"},
     {"gradients", "interactive", "rows"},
     {"matching"},
     {"cores", "fisher", "hessians"},
     {"server_side"},
   ],
-  "valuation": [{"rankings", "shapley"}, {"scores"}],
+  "valuation": [
+    {"intervals", "owners", "rankings", "reliability", "shapley", "trust"},
+    {"scores"},
+  ],
   "simulation": [
-    {"devices", "schedule", "wave"},
-    {"exchange", "scores"},
-    {"run", "found"},
-    {"stages"},
+    {"devices", "history", "meter", "schedule", "wave"},
+    {"exchange", "scores", "table"},
+    {"found", "measuring"},
+    {"run"},
+    {"recorder", "stages"},
     {"round"},
     {"plan", "reverse"},
     {"simulator"},
-    {"turning"},
+    {"signs", "turning"},
     {"adjoint"},
   ],
+  "server": [
+    {"ledger", "reply"},
+    {"rounds", "table"},
+    {"answers", "policy"},
+    {"participant"},
+  ],
   "running": [
-    {"text", "schema", "processes"},
+    {"schema", "processes"},
     {"files"},
     {"records"},
     {"interrupts", "logs", "lock", "parsing", "progress", "checkpoint"},
     {"consistency"},
     {"workdir"},
     {"task"},
-    {"evaluation", "passes", "planning"},
+    {"evaluation", "explaining", "passes", "planning", "repeats"},
     {"loop"},
     {"finishing"},
+  ],
+  "flower": [
+    {"output", "records", "store"},
+    {"evaluation", "exchange", "identity"},
+    {"client", "strategy"},
   ],
   "report": [
     {"numbers"},
@@ -84,7 +101,7 @@ WITHIN = {
   ],
 }
 # The method and the simulation are pure: files, clocks and screens are above.
-PURE = set().union(*FLOORS) - {"running", "report", "data"}
+PURE = set().union(*FLOORS) - {"running", "report", "flower", "data"}
 
 
 def imports(path):

@@ -167,3 +167,66 @@ def test_influence_is_the_difference_of_the_metric():
       )
   with pytest.raises(ValueError, match="of is 'both'"):
     run.influence(metrics.loss, x, y, of="both")
+
+
+WHOSE = np.array(["b", "a", "b", "c", "a"])
+
+
+def of_owners(losses):
+  """The metrics of owners, by hand."""
+  each = [np.mean(losses[np.equal(WHOSE, o)]) for o in "abc"]
+  return {
+    "owner_losses": (metrics.owner_losses(WHOSE), each),
+    "worst_owner": (metrics.worst_owner(list(WHOSE)), max(each)),
+    "gap": (
+      metrics.gap(WHOSE == "b"),
+      losses[WHOSE == "b"].mean() - losses[WHOSE != "b"].mean(),
+    ),
+  }
+
+
+@pytest.mark.parametrize("name", ["owner_losses", "worst_owner", "gap"])
+def test_metrics_of_owners(name):
+  run, data = a_run()
+  x, y = (a[:5] for a in data.pooled())
+  loss = lambda w: np.asarray(run.model.loss(run.model.apply(w, x), y))
+  metric, present = of_owners(loss(run.params))[name]
+  value = metrics.of_model(metric, run.model)
+  np.testing.assert_allclose(value(run.model.apply(run.params, x), y), present)
+  found = run.influence(metric, x, y, of="exact")
+  for r in range(3):
+    eps = jax.tree.map(lambda e, r=r: e[r], run.exact_eps)
+    without = of_owners(loss(jax.tree.map(jnp.add, run.params, eps)))[name][1]
+    np.testing.assert_allclose(
+      found[r], np.subtract(without, present), atol=1e-12
+    )
+  with pytest.raises(ValueError, match="without a model"):
+    metric(OUTPUTS, Y)
+
+
+@pytest.mark.parametrize(
+  "make, message",
+  [
+    (lambda: metrics.owner_losses([]), r"owners must be \[N\]"),
+    (lambda: metrics.worst_owner([[1, 2]]), r"owners must be \[N\]"),
+    (lambda: metrics.worst_owner([None, "a"]), "owners cannot be sorted"),
+    (lambda: metrics.gap(WHOSE == "d"), "some True and some False"),
+    (lambda: metrics.gap([0, 1]), r"is_first must be bool \[N\]"),
+  ],
+)
+def test_bad_owners_are_one_line(make, message):
+  with pytest.raises(ValueError, match=message):
+    make()
+
+
+def test_owners_of_the_wrong_length_are_refused_before_compiling(compilations):
+  run, data = a_run()
+  x, y = data.pooled()
+  del compilations[:]
+  for metric, name in (
+    (metrics.worst_owner(WHOSE), "owners"),
+    (metrics.gap(WHOSE == "a"), "is_first"),
+  ):
+    with pytest.raises(ValueError, match=f"{name} has 5 entries; there are 27"):
+      run.influence(metric, x, y, of="exact")
+  assert not compilations

@@ -153,3 +153,12 @@ def test_patches_are_shared_by_all_models():
 def test_a_network_that_cannot_be_is_refused(change, message):
   with pytest.raises(ValueError, match=message):
     models.cnn(**change)
+
+
+def test_labels_are_drawn_as_often_as_they_are_likely():
+  likely = np.array([0.5, 0.2, 0.0, 0.3])
+  logits = jnp.broadcast_to(jnp.log(likely), (20_000, 4))
+  drawn = models.categorical(jax.random.key(0), logits)
+  share = np.bincount(drawn, minlength=4) / len(drawn)
+  np.testing.assert_allclose(share, likely, atol=0.02)
+  assert not share[2]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedinf_jax import report
-from fedinf_jax.running import text
+from fedinf_jax import text
 from fedinf_jax.running import workdir
 from tests import binaries
 from tests import workdirs

@@ -26,6 +26,7 @@ from fedinf_jax.running import progress
 from fedinf_jax.running import records
 from fedinf_jax.running import task as tasks
 from fedinf_jax.running import workdir
+from fedinf_jax.valuation import owners
 from tests import binaries
 
 FED = fi.FedAvg(rounds=6, cohort_size=3, local_steps=2, learning_rate=0.4)
@@ -53,6 +54,7 @@ def make_task(exact="none", pass_rounds=1, directions=3):
     train=make_data(),
     x=x,
     y=y,
+    owners=owners.read(make_data(5), len(x), make_data().ids),
     fed=FED,
     recipe={"exact": exact, "evaluate_every": 2},
     estimators=ESTIMATORS,
@@ -140,6 +142,27 @@ def test_the_adjoint_has_its_row_in_every_table(finished, page):
     np.isfinite(contents.history["adjoint"]).all(1), [False, True, True]
   )
   assert "nothing<small>simulation only</small>" in page
+
+
+def test_the_adjoint_has_own_and_others_and_intervals(finished):
+  columns, test = workdir.read(finished[0]).columns, make_data(5)
+  losses = lambda outputs, y: MODEL.loss(outputs, y)
+  each = np.asarray(directly().on(losses, *test.pooled()))
+  for k in range(9):
+    own = test.owners == k
+    expected = [each[k, ~own].mean()]
+    found = [columns["fil_others_adjoint"][k]]
+    if own.any():
+      expected.append(each[k, own].mean())
+      found.append(columns["fil_own_adjoint"][k])
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-12)
+  assert np.isnan(columns["fil_own_adjoint"][5:]).all()
+  low, high = columns["fil_low_adjoint"], columns["fil_high_adjoint"]
+  fil = columns["fil_adjoint"]
+  assert ((low <= fil) & (fil <= high)).all() and (low < high).any()
+  # Turned at rounds 4 and 6, of which the last is in the last quarter.
+  np.testing.assert_allclose(columns["fil_mean_adjoint"], fil, rtol=1e-4)
+  assert set(columns["effect_adjoint"]) <= {"helps", "hurts", "cannot tell"}
 
 
 def test_the_extremes_are_replayed_and_said_to_be(finished, page):

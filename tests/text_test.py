@@ -8,11 +8,11 @@ import pytest
 from rich import console as rich_console
 
 from fedinf_jax import report
+from fedinf_jax import text
 from fedinf_jax.report import verdict
 from fedinf_jax.running import files
 from fedinf_jax.running import progress
 from fedinf_jax.running import records
-from fedinf_jax.running import text
 from fedinf_jax.running import workdir
 from tests import workdirs
 

@@ -396,6 +396,16 @@ def test_auroc_counts_pairs(seed):
   assert valuation.auroc(score, bad) + opposite == pytest.approx(1)
 
 
+def test_overlap_is_the_share_of_the_true_extremes():
+  exact = [5, 4, 1, 0, -1, -4]
+  assert valuation.overlap(exact, exact, 4) == 1
+  # The ends of the estimate: 5, 0 and 3, 4; those of the truth: 0, 1 and 4, 5.
+  assert valuation.overlap([4, 1, 0.5, -5, -4, 6], exact, 4) == 0.75
+  assert valuation.overlap([1, 2, 6, -6, -2, -1], exact, 2) == 0
+  with pytest.raises(ValueError, match="count is 7; there are 6 clients"):
+    valuation.overlap(exact, exact, 7)
+
+
 def test_precision_at_k():
   bad = np.array([True, False, True, False])
   assert valuation.precision_at_k([0, 2, 1, 3], bad) == 1

@@ -12,12 +12,12 @@ from rich import console as rich_console
 from scipy import stats
 
 from fedinf_jax.running import checkpoint
-from fedinf_jax.running import evaluation
 from fedinf_jax.running import files
 from fedinf_jax.running import logs
 from fedinf_jax.running import progress
 from fedinf_jax.running import records
 from fedinf_jax.running import workdir
+from fedinf_jax.valuation import reliability
 from tests import kills
 
 ABOUT = records.About(
@@ -95,10 +95,10 @@ def test_json_has_no_nan_and_csv_is_quoted(tmp_path):
 def test_correlations_without_meaning_are_none():
   exact = np.array([1.0, 2.0, 3.0, np.nan])
   good = np.array([1.0, 2.0, 4.0, 9.0])
-  assert evaluation.correlation(stats.pearsonr, good, exact) > 0.9
+  assert reliability.correlation(stats.pearsonr, good, exact) > 0.9
   for bad in (np.ones(4), np.array([1.0, np.inf, 2.0, 0.0])):
-    assert evaluation.correlation(stats.pearsonr, bad, exact) is None
-  assert evaluation.correlation(stats.pearsonr, good[2:], exact[2:]) is None
+    assert reliability.correlation(stats.pearsonr, bad, exact) is None
+  assert reliability.correlation(stats.pearsonr, good[2:], exact[2:]) is None
 
 
 def state(value):

@@ -6,6 +6,9 @@ import numpy as np
 
 from fedinf_jax.running import records
 from fedinf_jax.running import workdir
+from fedinf_jax.simulation import history as histories
+from fedinf_jax.simulation import table as tables
+from fedinf_jax.valuation import reliability
 
 LAYERS = ("dense/kernel", "dense/bias")
 # Noise of an estimate as a share of the spread of the truth.
@@ -35,8 +38,12 @@ def write(
   stand_in=False,
   cleanse=False,
   debug=False,
+  repeats=1,
 ):
-  """Writes all files; `exact` is "all", "none" or a count, `tracked` who."""
+  """Writes all files; `exact` is "all", "none" or a count, `tracked` who.
+
+  `repeats` exact replays differ by noise of a third of the truth's size.
+  """
   draw = np.random.default_rng(0)
   ids = list(ids or [f"f_{k:04d}" for k in range(clients)])
   replayed = {"all": clients, "none": 0}.get(exact)
@@ -47,6 +54,11 @@ def write(
   scores["exact"][:, replayed:] = np.nan
   measured = [
     {e: _agreement(scores[e][i], scores["exact"][i]) for e in estimators}
+    for i in range(len(at))
+  ]
+  again = [_repeat(scores["exact"], i) for i in range(1, repeats)]
+  reliabilities = [
+    _reliability([scores["exact"][i], *(r[i] for r in again)], measured[i])
     for i in range(len(at))
   ]
   loss = [0.43 + 1.2 * float(np.exp(-t / rounds * 5)) for t in at]
@@ -68,16 +80,29 @@ def write(
         loss=loss[i],
         accuracy=1.1 - 0.55 * loss[i],
         estimators=measured[i],
+        reliability=reliabilities[i],
       ),
       records.History(t, {e: v[i] for e, v in scores.items()}),
       [row for row in layer_rows if row.round == t],
     )
-  _write_influence(folder, ids, selected, {e: v[-1] for e, v in scores.items()})
+  table = _table(ids, selected, at, scores)
+  records.write_influence(folder, table)
   estimated = {
     e: _summary(e, [m[e] for m in measured], layers, blows_up)
     for e in estimators
   }
-  _write_summary(folder, about, clients, loss[-1], layers, estimated)
+  if again:
+    records.write_repeats(
+      folder,
+      [
+        records.Repeat(i + 1, t, fil[j])
+        for i, fil in enumerate(again)
+        for j, t in enumerate(at)
+      ],
+    )
+  _write_summary(
+    folder, about, table, loss[-1], layers, estimated, reliabilities[-1]
+  )
   if cleanse:
     records.write_cleanse(folder, _cleanse(draw, rounds, estimators[0]))
   if debug:
@@ -85,27 +110,37 @@ def write(
   return folder
 
 
-def _write_influence(folder, ids, selected, fil):
-  rows = [
-    records.Client(
-      client_id=client,
-      num_examples=20 + 7 * k % 90,
-      times_selected=int(selected[k]),
+def _table(ids, selected, at, scores):
+  sizes = 20 + 7 * np.arange(len(ids)) % 90
+  last = np.minimum(at[-1], 2 * selected)
+  columns = np.array(ids, object), sizes, selected, last
+  spread = 2e-4
+  measured = {
+    e: tables.Measured(
+      fil=fil[-1],
+      fia=-fil[-1] / 3,
+      own=20 * fil[-1],
+      others=fil[-1] - 1e-5,
+      low=fil[-1] - spread,
+      high=fil[-1] + spread,
+      p=np.exp(-np.abs(fil[-1]) / spread),
     )
-    for k, client in enumerate(ids)
-  ]
-  fia = {e: -v / 3 for e, v in fil.items()}
-  records.write_influence(folder, rows, fil=fil, fia=fia)
+    for e, fil in scores.items()
+  }
+  history = histories.History(np.array(at), scores, np.nan, np.nan)
+  clients = dict(zip(tables.CLIENT, columns, strict=True))
+  return tables.make(clients, measured, history)
 
 
-def _write_summary(folder, about, clients, loss, layers, estimators):
+def _write_summary(folder, about, table, loss, layers, estimators, found):
+  repeated = found and records.Repeated(1e-5, found, found)
   records.write_summary(
     folder,
     records.Summary(
       name=about.name,
       source=about.data["source"],
       stand_in=about.data["stand_in"],
-      clients=clients,
+      clients=len(table),
       rounds=about.config["fed"]["rounds"],
       num_params=NUM_PARAMS,
       train_examples=19_357,
@@ -115,9 +150,11 @@ def _write_summary(folder, about, clients, loss, layers, estimators):
       accuracy=1.1 - 0.55 * loss,
       layer_names=list(layers),
       estimators=estimators,
+      effects={name: table.counts(name) for name in table.names},
       data_digest=about.data["digest"],
       versions=about.versions,
       git_revision="4bf776f",
+      reliability=repeated,
     ),
   )
 
@@ -163,6 +200,27 @@ def _scores(draw, at, selected, estimators, blows_up):
 def _growth(at):
   t = np.asarray(at) / at[-1]
   return np.where(t > 0.4, np.exp((t - 0.4) * 45) - 1, 0)
+
+
+def _repeat(exact, seed):
+  draw = np.random.default_rng([1, seed])
+  spread = np.nanstd(exact[-1]) if np.isfinite(exact).any() else 0.0
+  return exact + 0.3 * spread * draw.normal(size=exact.shape) * (exact != 0)
+
+
+def _reliability(exact, measured):
+  if len(exact) == 1:
+    return None
+  found = reliability.reliability(*exact)
+  return records.Reliability(
+    repeats=len(exact),
+    clients=int(np.isfinite(exact).all(0).sum()),
+    **found._asdict(),
+    estimators={
+      name: records.WithMean(a.fil_pearson, a.fil_spearman)
+      for name, a in measured.items()
+    },
+  )
 
 
 def _agreement(estimate, exact):

@@ -42,8 +42,17 @@ def get_config():
       # Clients to replay: all, none, a number drawn at random, or top:20, the
       # extremes by adjoint; top:20:NAME, by another estimator of the run.
       "exact": "all",
+      # Exact replays in all: 2 repeats it from a starting point a hair away,
+      # `jitter` times each layer's spread, and shows how far the truth agrees
+      # with itself. Here it does to rounding (docs/trust.md): a convex loss,
+      # or one with a sigmoid, has no kinks.
+      "exact_repeats": 1,
+      "repeat_clients": "all",  # Or so many of the replayed ones, at random.
+      "jitter": 1e-5,
       "adjoint_rounds": 1,  # Evaluated rounds with adjoint; 1: only the last.
       "evaluate_every": 25,
+      # A test example, by its number: who made the model say what it says.
+      "explain": -1,
       "mesh": "auto",  # Devices: auto, none, N, or NxM (removals x parameters).
       "tracked": 3,  # Clients whose layers are written to layers.csv.
       "cleanse_round": 700,  # A checkpoint to keep, for experiments.cleanse.

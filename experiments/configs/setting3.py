@@ -25,6 +25,7 @@ def get_config():
   config.fed.rounds = 2000
   config.fed.cohort_size = 10
   config.fed.learning_rate = 0.02
+  config.repeat_clients = "30"  # All of them would double the time.
   config.evaluate_every = 50
   config.cleanse_round = 1500
   return config

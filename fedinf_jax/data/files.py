@@ -1,4 +1,4 @@
-"""Reading files that may be anything: damaged, huge, or no files at all."""
+"""Files whose paths are a user's: damaged, huge, or no files at all."""
 
 import os
 import pathlib
@@ -42,3 +42,14 @@ def read(path: pathlib.Path) -> bytes:
   except (OSError, MemoryError) as error:
     problem = getattr(error, "strerror", None) or "out of memory"
     raise ValueError(f"{path}: cannot be read ({problem})") from error
+
+
+def write(name: str, value: Any, content: str):
+  """Writes text to a path that a user gave under a name."""
+  place = path(name, value)
+  try:
+    place.write_text(content, encoding="utf-8", newline="")
+  except OSError as error:
+    raise ValueError(
+      f"{name}: {place} cannot be written ({error.strerror})"
+    ) from error

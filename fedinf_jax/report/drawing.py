@@ -11,8 +11,8 @@ import matplotlib.lines
 import matplotlib.ticker
 import numpy as np
 
+from fedinf_jax import text as texts
 from fedinf_jax.report import numbers
-from fedinf_jax.running import text as texts
 
 DPI = 110
 WIDTH = 9.3

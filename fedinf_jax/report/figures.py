@@ -11,12 +11,12 @@ import matplotlib
 import matplotlib.colors
 import numpy as np
 
+from fedinf_jax import text
 from fedinf_jax.report import cleanse_figures
 from fedinf_jax.report import drawing
 from fedinf_jax.report import numbers
 from fedinf_jax.report import tracked_figures
 from fedinf_jax.report import verdict
-from fedinf_jax.running import text
 from fedinf_jax.running import workdir
 
 MAX_SCATTERS = 6

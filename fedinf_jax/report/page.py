@@ -7,6 +7,7 @@ import string
 
 import numpy as np
 
+from fedinf_jax import text
 from fedinf_jax.report import captions
 from fedinf_jax.report import figures
 from fedinf_jax.report import numbers
@@ -14,7 +15,6 @@ from fedinf_jax.report import tables
 from fedinf_jax.report import verdict
 from fedinf_jax.running import files
 from fedinf_jax.running import records
-from fedinf_jax.running import text
 from fedinf_jax.running import workdir
 
 PARTS = pathlib.Path(__file__)  # Beside it are page.html, page.css, page.js.
@@ -190,11 +190,15 @@ def _trust(contents, found):
       f'<li><span class="grade {key}" aria-hidden="true">{MARKS[key]}</span>'
       f" {tables.escaped(line)}</li>"
     )
-  return f'<ul class="trust">{items}</ul>\n{_scale(found)}'
+  truth = "".join(
+    f"<p>{tables.escaped(line)}</p>\n"
+    for line in verdict.reproducible(contents)
+  )
+  return f'<ul class="trust">{items}</ul>\n{truth}{_scale(found, bool(truth))}'
 
 
-def _scale(found):
-  """Explains the grades."""
+def _scale(found, repeated):
+  """Explains the grades; `repeated`: the truth was compared with itself."""
   if not found.num_replayed:
     return (
       "<p>No client was retrained without, so nothing says how near these"
@@ -208,7 +212,8 @@ def _scale(found):
   return (
     '<p class="note">Measured against retraining without each of'
     f" {found.num_replayed:,} clients. The weakest of an estimator's four"
-    f" correlations decides: from {steps}; below that, or once anything"
+    f" correlations{', each divided by its ceiling,' if repeated else ''}"
+    f" decides: from {steps}; below that, or once anything"
     " overflowed, do not trust. Growth above 1 means that old influence can"
     " grow from round to round.</p>"
   )

@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 
+from fedinf_jax import text
 from fedinf_jax.report import numbers
 from fedinf_jax.report import verdict
-from fedinf_jax.running import text
 from fedinf_jax.running import workdir
 
 
@@ -44,6 +44,7 @@ def estimators(contents: workdir.Contents) -> str:
   if not contents.has_exact:
     columns = columns[3:]
   everyone = contents.summary["estimators"]
+  repeated = contents.summary.get("reliability")
   rows = []
   for name, measured in everyone.items():
     upload = _upload(measured)
@@ -59,8 +60,11 @@ def estimators(contents: workdir.Contents) -> str:
       if best and len(known) > 1 and measured[field] == best(known):
         value = f"<b>{value}</b>"
       row += f"<td>{value}</td>"
+    if repeated:
+      row += f"<td>{numbers.correlation(repeated['last']['ceiling'])}</td>"
     rows.append(row)
   titles = [title for title, *_ in columns]
+  titles += ["ceiling of Pearson"] if repeated else []
   return table(["estimator", "upload per participant", *titles], rows)
 
 

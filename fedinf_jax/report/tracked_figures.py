@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 
+from fedinf_jax import text
 from fedinf_jax.report import drawing
 from fedinf_jax.report import numbers
-from fedinf_jax.running import text
 
 MAX_LAYERS, MAX_CLIENTS = 8, 6
 

@@ -4,12 +4,13 @@ FIL is a client's influence on the test loss: loss without the client − loss
 with it. A client with FIL > 0 helps.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
+from fedinf_jax import text
 from fedinf_jax.report import numbers
-from fedinf_jax.running import text
 from fedinf_jax.running import workdir
 
 EXTREMES = 5  # Clients named at either end.
@@ -24,7 +25,8 @@ class Grade(NamedTuple):
 
 # The weakest of four numbers (Pearson's and Spearman's correlation of estimated
 # with exact FIL, at the last round and averaged over the last quarter) decides:
-# the first grade whose least value it reaches.
+# the first grade whose least value it reaches. Where the truth was repeated,
+# each is first divided by its ceiling: nobody is blamed for noise of the truth.
 GRADES = (
   (0.95, Grade("good", "ranks clients almost as retraining does")),
   (0.80, Grade("fair", "ranks clients well, though neighbours may swap")),
@@ -33,6 +35,8 @@ GRADES = (
 )
 OVERFLOWED = Grade("bad", "do not trust, it overflowed")
 UNCHECKED = Grade("none", "not checked, as this run has no ground truth")
+LEAST_CEILING = 0.5  # below it, there is little to agree with
+NOISE = Grade("none", "not checked, as retraining disagrees with itself")
 
 
 class Verdict(NamedTuple):
@@ -75,31 +79,48 @@ def verdict(contents: workdir.Contents) -> Verdict:
     num_absent=int((times == 0).sum()),
     num_replayed=int(known.sum()),
     grades={
-      name: grade(measured, has_exact=contents.has_exact)
+      name: grade(
+        measured,
+        has_exact=contents.has_exact,
+        repeated=contents.summary.get("reliability"),
+      )
       for name, measured in estimators.items()
     },
   )
 
 
-def grade(measured: dict, *, has_exact: bool) -> Grade:
+def grade(
+  measured: dict, *, has_exact: bool, repeated: dict | None = None
+) -> Grade:
   """Says how far an estimator can be trusted.
 
   Args:
     measured: the estimator in summary.json.
     has_exact: whether any client was replayed.
+    repeated: how reproducible the truth is, in summary.json; None: unknown.
   """
   if measured.get("nonfinite_fraction"):
     return OVERFLOWED
   quarter = measured.get("last_quarter") or {}
+  parts = {"last": measured, "last_quarter": quarter}
   correlations = [
-    part.get(field)
-    for part in (measured, quarter)
-    for field in ("fil_pearson", "fil_spearman")
+    (part.get(f"fil_{kind}"), _ceiling(repeated, when, kind))
+    for when, part in parts.items()
+    for kind in ("pearson", "spearman")
   ]
-  correlations = [value for value in correlations if value is not None]
+  correlations = [pair for pair in correlations if pair[0] is not None]
   if not has_exact or not correlations:
     return UNCHECKED
-  return next(found for least, found in GRADES if min(correlations) >= least)
+  if min(ceiling for _, ceiling in correlations) < LEAST_CEILING:
+    return NOISE
+  weakest = max(-1.0, min(value / ceiling for value, ceiling in correlations))
+  return next(found for least, found in GRADES if weakest >= least)
+
+
+def _ceiling(repeated, when, kind):
+  """Returns what a correlation is at most expected to be."""
+  reliability = repeated[when][kind] if repeated else None
+  return 1.0 if reliability is None else math.sqrt(max(0.0, reliability))
 
 
 def sentences(contents: workdir.Contents, found: Verdict) -> list[str]:
@@ -107,7 +128,34 @@ def sentences(contents: workdir.Contents, found: Verdict) -> list[str]:
 
   The screen prints them, and the page shows them word for word.
   """
-  return [*answer(contents, found), *trust(contents, found).values()]
+  lines = [*answer(contents, found), *trust(contents, found).values()]
+  return [*lines, *reproducible(contents)]
+
+
+def reproducible(contents: workdir.Contents) -> list[str]:
+  """Says in words how far the truth agrees with itself, where that is known."""
+  repeated = contents.summary.get("reliability")
+  if repeated is None or repeated["last"]["ceiling"] is None:
+    return []
+  last, quarter = repeated["last"], repeated["last_quarter"]
+  shown = numbers.correlation
+  return [
+    f"The truth itself: retraining without each of {last['clients']:,} clients,"
+    f" from starting points {numbers.scientific(repeated['jitter'])} apart,"
+    " agrees with itself to"
+    f" Pearson {shown(last['pearson'])}, Spearman {shown(last['spearman'])} at"
+    f" the last round ({shown(quarter['pearson'])} and"
+    f" {shown(quarter['spearman'])} on average over the last quarter). So"
+    " agreement with one retraining has a ceiling of about Pearson"
+    f" {shown(last['ceiling'])} ({shown(quarter['ceiling'])}). Agreement with"
+    " the mean of"
+    f" {last['repeats']} retrainings (ceiling {shown(last['ceiling_mean'])}): "
+    + ", ".join(
+      f"{name} {shown(found['fil_pearson'])}"
+      for name, found in last["estimators"].items()
+    )
+    + "."
+  ]
 
 
 def answer(contents: workdir.Contents, found: Verdict) -> list[str]:
@@ -154,7 +202,21 @@ def trust(contents: workdir.Contents, found: Verdict) -> dict[str, str]:
     if contents.screened_by:
       words = f"over {extremes(contents, found)} only, {words}"
     lines[name] = f"{name}: {words} ({'; '.join(facts)})."
+    if expected := measured.get("trust"):
+      lines[name] += f" {_expected(expected)}"
   return lines
+
+
+def _expected(trust):
+  """Says in words what agreement to expect where nothing was checked."""
+  pearson, low, high = (
+    numbers.fixed(trust[field], 2) for field in ("pearson", "low", "high")
+  )
+  because = "; ".join(trust["reasons"]) or "no sign speaks against it"
+  return (
+    f"Expected agreement with retraining: Pearson {pearson} ({low} to {high}),"
+    f" because {because}."
+  )
 
 
 def extremes(contents: workdir.Contents, found: Verdict) -> str:
@@ -256,9 +318,23 @@ def _agreement(contents, name):
   return [
     f"finds {helpful} of the {count} most helpful and {harmful} of the {count}"
     " most harmful clients",
-    "Pearson {}, Spearman {} at the last round".format(*pair(measured)),
-    "{} and {} on average over the last quarter".format(*pair(quarter)),
+    "Pearson {}, Spearman {} at the last round".format(*pair(measured))
+    + _beside(contents, "last"),
+    "{} and {} on average over the last quarter".format(*pair(quarter))
+    + _beside(contents, "last_quarter"),
   ]
+
+
+def _beside(contents, when):
+  """Says in words what an agreement is at most expected to be."""
+  repeated = contents.summary.get("reliability")
+  if repeated is None:
+    return ""
+  ceilings = (
+    numbers.correlation(_ceiling(repeated, when, kind))
+    for kind in ("pearson", "spearman")
+  )
+  return " (ceilings {} and {})".format(*ceilings)
 
 
 def _in_common(contents, name):

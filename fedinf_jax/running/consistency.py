@@ -2,8 +2,8 @@
 
 import pathlib
 
-from fedinf_jax.running import logs
 from fedinf_jax.running import records
+from fedinf_jax.simulation import history as histories
 
 
 def check(folder: pathlib.Path, found: dict):
@@ -38,6 +38,7 @@ def _wrongs(found):
   yield records.HISTORY, _rounds([line["round"] for line in history], rounds)
   for line in metrics:
     yield records.METRICS, _lacks(line["estimators"], names)
+  yield from _repeats(found, names, rounds)
   yield records.INFLUENCE, _influence(found, names)
   for line in history:
     yield records.HISTORY, _history(line, history[0], names, summary["clients"])
@@ -61,7 +62,7 @@ def _expected(found):
   rounds = [line["round"] for line in lines]
   every = found[records.CONFIG]["config"].get("evaluate_every")
   if last in rounds and isinstance(every, int) and every > 0:
-    return logs.evaluated(last, every)
+    return histories.evaluated(last, every)
   return sorted({*rounds, last})
 
 
@@ -70,8 +71,28 @@ def _influence(found, names):
   clients = found[records.SUMMARY]["clients"]
   if len(ids) != clients:
     return f"has {len(ids)} of {clients} clients"
-  titles = [f"{kind}_{name}" for name in names for kind in ("fil", "fia")]
-  return _lacks(columns, [*records.Client._fields[1:], *titles])
+  return _lacks(columns, records.influence_titles(["exact", *names])[1:])
+
+
+def _repeats(found, names, rounds):
+  """Yields what is wrong with the repeats of the exact replay, as `_wrongs`."""
+  repeated = found[records.SUMMARY].get("reliability")
+  if repeated is None:
+    return
+  lines = [line.get("reliability") for line in found[records.METRICS]]
+  for part in (repeated["last"], repeated["last_quarter"]):
+    yield records.SUMMARY, _lacks(part["estimators"], names)
+  for line in lines:
+    wrong = _lacks(line["estimators"], names) if line else "lacks reliability"
+    yield records.METRICS, wrong
+  yield records.REPEATS, None if records.REPEATS in found else "is missing"
+  known = found[records.REPEATS]
+  clients = found[records.SUMMARY]["clients"]
+  for repeat in range(1, repeated["last"]["repeats"]):
+    there = [r.round for r in known if r.repeat == repeat]
+    yield records.REPEATS, _rounds(there, rounds)
+  if {len(r.fil) for r in known} - {clients}:
+    yield records.REPEATS, f"has not {clients} clients"
 
 
 def _history(line, first, names, clients):

@@ -2,9 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence
-import math
 from typing import NamedTuple
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +16,7 @@ from fedinf_jax import tree
 from fedinf_jax.running import records
 from fedinf_jax.running import task as tasks
 from fedinf_jax.simulation import devices
+from fedinf_jax.valuation import reliability
 
 
 class Evaluation(NamedTuple):
@@ -34,16 +33,21 @@ class Evaluation(NamedTuple):
   error: dict[str, np.ndarray]  # ‖ε_(j) − ε*_(j)‖, [E, L]; without "exact"
   health: dict[str, influence.Health]
   layers: tuple[str, ...]  # names of the L layers
+  # Exact FIL from other starting points, [R] each, NaN where not replayed.
+  repeats: tuple[np.ndarray, ...] = ()
 
 
 def evaluator(
-  task: tasks.Task, scores: Sequence[records.Scores] = ()
+  task: tasks.Task,
+  scores: Sequence[records.Scores] = (),
+  repeats: Sequence[records.Repeat] = (),
 ) -> Callable[[simulation.State], Evaluation]:
   """Builds the evaluation of a state of a task.
 
   Args:
     task: what is being trained.
     scores: what its passes backwards have found.
+    repeats: what retraining from other starting points has found.
   """
   model, rows = task.model, tasks.examined(task)
   passed = {(s.estimator, s.round): s for s in scores}
@@ -73,7 +77,7 @@ def evaluator(
     for name in task.passes:
       known = passed.get((name, int(state.round)))
       unknown = np.full((run.num_removals, 2), np.nan)
-      change[name] = np.stack(known[2:], 1) if known else unknown
+      change[name] = np.stack([known.fil, known.fia], 1) if known else unknown
     loss, accuracy = np.asarray(present(run.params, x, y), float)
     return Evaluation(
       loss=float(loss),
@@ -84,6 +88,7 @@ def evaluator(
       error=error,
       health=run.health,
       layers=tree.names(run.params),
+      repeats=tuple(r.fil for r in repeats if r.round == int(state.round)),
     )
 
   return evaluate
@@ -145,9 +150,15 @@ def agreement(evaluation: Evaluation, name: str) -> records.Agreement:
     return found
   fil, fia = evaluation.fil, evaluation.fia
   found = found._replace(
-    fil_pearson=correlation(stats.pearsonr, fil[name], fil["exact"]),
-    fil_spearman=correlation(stats.spearmanr, fil[name], fil["exact"]),
-    fia_pearson=correlation(stats.pearsonr, fia[name], fia["exact"]),
+    fil_pearson=reliability.correlation(
+      stats.pearsonr, fil[name], fil["exact"]
+    ),
+    fil_spearman=reliability.correlation(
+      stats.spearmanr, fil[name], fil["exact"]
+    ),
+    fia_pearson=reliability.correlation(
+      stats.pearsonr, fia[name], fia["exact"]
+    ),
   )
   if name not in evaluation.error:
     return found
@@ -160,17 +171,24 @@ def agreement(evaluation: Evaluation, name: str) -> records.Agreement:
   )
 
 
-def correlation(kind, estimated, exact) -> float | None:
-  """Returns a correlation over what was replayed; None if it is undefined."""
-  known = np.isfinite(exact)
-  estimated, exact = estimated[known], exact[known]
-  if len(exact) < 3 or not np.isfinite(estimated).all():
+def repeated(evaluation: Evaluation) -> records.Reliability | None:
+  """Returns how reproducible the truth is; None where nothing was repeated."""
+  if not evaluation.repeats:
     return None
-  with warnings.catch_warnings():
-    warnings.simplefilter("ignore", stats.ConstantInputWarning)
-    warnings.simplefilter("ignore", stats.NearConstantInputWarning)
-    value = float(kind(estimated, exact)[0])
-  return value if math.isfinite(value) else None
+  exact = np.stack([evaluation.fil["exact"], *evaluation.repeats])
+  mean = exact.mean(0)  # NaN where one of them is unknown
+  return records.Reliability(
+    repeats=len(exact),
+    clients=int(np.isfinite(mean).sum()),
+    **reliability.reliability(*exact)._asdict(),
+    estimators={
+      name: records.WithMean(
+        reliability.correlation(stats.pearsonr, evaluation.fil[name], mean),
+        reliability.correlation(stats.spearmanr, evaluation.fil[name], mean),
+      )
+      for name in names(evaluation)
+    },
+  )
 
 
 def metrics(round_: int, evaluation: Evaluation) -> records.Metrics:
@@ -182,6 +200,7 @@ def metrics(round_: int, evaluation: Evaluation) -> records.Metrics:
     estimators={
       name: agreement(evaluation, name) for name in names(evaluation)
     },
+    reliability=repeated(evaluation),
   )
 
 

@@ -10,7 +10,7 @@ import pathlib
 
 import numpy as np
 
-from fedinf_jax.running import text
+from fedinf_jax import text
 
 
 def write(path: pathlib.Path, content: str | bytes):
@@ -71,10 +71,15 @@ def plain(content):
   """Converts to JSON's types; what is not finite becomes null.
 
   Args:
-    content: dicts, lists, arrays, and NamedTuples, which become objects.
+    content: dicts, lists, arrays, and NamedTuples, which become objects,
+      without fields that have a default and are None.
   """
   if hasattr(content, "_asdict"):
-    content = content._asdict()
+    content = {
+      k: v
+      for k, v in content._asdict().items()
+      if v is not None or k not in content._field_defaults
+    }
   if isinstance(content, dict):
     return {str(k): plain(v) for k, v in content.items()}
   if isinstance(content, (list, tuple)):

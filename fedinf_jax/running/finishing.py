@@ -1,5 +1,6 @@
 """The last files of a run: influence.csv and summary.json."""
 
+import dataclasses
 import pathlib
 
 import jax
@@ -10,32 +11,74 @@ from fedinf_jax import simulation
 from fedinf_jax.running import evaluation as evaluations
 from fedinf_jax.running import loop
 from fedinf_jax.running import parsing
+from fedinf_jax.running import passes
+from fedinf_jax.running import processes
 from fedinf_jax.running import records
 from fedinf_jax.running import task as tasks
 from fedinf_jax.running import workdir
+from fedinf_jax.simulation import history as histories
+from fedinf_jax.simulation import measuring
+from fedinf_jax.simulation import table as tables
 
 
 def finish(task: tasks.Task, folder: pathlib.Path, trained: loop.Trained):
-  """Writes influence.csv and summary.json."""
-  found, train = trained.evaluation, task.train
-  clients = [
-    records.Client(client_id=i, num_examples=int(n), times_selected=int(times))
-    for i, n, times in zip(
-      train.ids, train.num_examples, tasks.selected(task), strict=True
-    )
-  ]
-  unknown = np.full(train.num_clients, np.nan)
-  columns = lambda values: {
-    name: values.get(name, unknown)
-    for name in ("exact", *evaluations.names(found))
-  }
-  records.write_influence(
-    folder, clients, fil=columns(found.fil), fia=columns(found.fia)
+  """Writes influence.csv and summary.json.
+
+  Called by all processes, of which the first one writes.
+  """
+  table = _table(task, folder, trained)
+  trust = tasks.trust(task) if tasks.is_checked(task) else {}
+  if processes.is_first():
+    records.write_influence(folder, table)
+    summary = _summary(task, folder, trained, table, trust)
+    records.write_summary(folder, summary)
+
+
+def _table(task, folder, trained):
+  """Returns the table of a run: "exact" first, then estimators, then passes."""
+  run = simulation.Run.of(
+    task.model, trained.state, task.train, cohorts=tasks.cohorts(task)
   )
-  records.write_summary(folder, _summary(task, folder, trained))
+  if processes.is_first():
+    run = dataclasses.replace(run, history=history(folder))
+  names = ["exact", *evaluations.names(trained.evaluation)]
+  known = {name: None for name in names if name not in run.names}
+  for scores in passes.read(folder) if task.passes else ():
+    if scores.estimator in known and scores.round == task.fed.rounds:
+      known[scores.estimator] = _passed(scores)
+  return measuring.table(
+    run,
+    task.x,
+    task.y,
+    of=names,
+    owners=tasks.owners(task),
+    seed=task.seed,
+    known=known,
+  )
 
 
-def _summary(task, folder, trained):
+def _passed(scores):
+  """Returns what a pass backwards has found."""
+  unknown = np.full(len(scores.fil), np.nan)
+  return tables.Measured(*[unknown if a is None else a for a in scores[2:]])
+
+
+def history(folder: pathlib.Path) -> histories.History:
+  """Reads what the logs of a workdir say about influence over time."""
+  lines = parsing.parsed(folder / records.HISTORY)
+  metrics = parsing.parsed(folder / records.METRICS)
+  return histories.History(
+    rounds=np.array([line["round"] for line in lines]),
+    fil={
+      name: np.array([line["fil"][name] for line in lines], float)
+      for name in lines[0]["fil"]
+    },
+    loss=np.array([line["loss"] for line in metrics], float),
+    accuracy=np.array([line["accuracy"] for line in metrics], float),
+  )
+
+
+def _summary(task, folder, trained, table, trust):
   found, train = trained.evaluation, task.train
   leaves = jax.tree.leaves(trained.state.params)
   last_quarter = _last_quarter(folder, task.fed.rounds)
@@ -53,13 +96,38 @@ def _summary(task, folder, trained):
     accuracy=found.accuracy,
     layer_names=list(found.layers),
     estimators={
-      name: _estimator(task, name, trained, last_quarter[name])
+      name: _estimator(task, name, trained, last_quarter[name])._replace(
+        trust=trust.get(name)
+      )
       for name in task.descriptions
     },
+    effects={name: table.counts(name) for name in table.names},
     data_digest=tasks.digest(task),
     versions=workdir.versions(),
     git_revision=workdir.git_revision(),
+    reliability=_repeated(task, folder, found),
   )
+
+
+def _repeated(task, folder, found):
+  """Returns how reproducible the truth is; None where nothing was repeated."""
+  last = evaluations.repeated(found)
+  if last is None:
+    return None
+  late = [line["reliability"] for line in _late(folder, task.fed.rounds)]
+  fields = ("pearson", "spearman", "ceiling", "ceiling_mean")
+  means = {field: _mean(line[field] for line in late) for field in fields}
+  estimators = {
+    name: records.WithMean(
+      *(
+        _mean(line["estimators"][name][field] for line in late)
+        for field in records.WithMean._fields
+      )
+    )
+    for name in last.estimators
+  }
+  last_quarter = last._replace(**means, estimators=estimators)
+  return records.Repeated(task.jitter, last, last_quarter)
 
 
 def _estimator(task, name, trained, last_quarter):
@@ -103,13 +171,23 @@ def _pass(task, name, trained, last_quarter):
 
 def _last_quarter(folder, rounds):
   """Means over the evaluated rounds of the last quarter, per estimator."""
+  late = [line["estimators"] for line in _late(folder, rounds)]
+  return {
+    name: {
+      field: _mean(line[name][field] for line in late)
+      for field in records.LAST_QUARTER
+    }
+    for name in late[0]
+  }
+
+
+def _late(folder, rounds):
+  """Returns the lines of metrics.jsonl about the last quarter."""
   lines = parsing.parsed(folder / records.METRICS)
-  late = [line["estimators"] for line in lines if line["round"] > 0.75 * rounds]
-  means = {}
-  for name in late[0]:
-    means[name] = {}
-    for field in records.LAST_QUARTER:
-      values = [line[name][field] for line in late]
-      known = [v for v in values if v is not None]
-      means[name][field] = float(np.mean(known)) if known else None
-  return means
+  return [line for line in lines if line["round"] > 0.75 * rounds]
+
+
+def _mean(values):
+  """Returns the mean of what is known; None if nothing is."""
+  known = [value for value in values if value is not None]
+  return float(np.mean(known)) if known else None

@@ -10,10 +10,10 @@ import csv
 import pathlib
 from typing import NamedTuple
 
+from fedinf_jax import text
 from fedinf_jax.running import files
 from fedinf_jax.running import records
 from fedinf_jax.running import schema
-from fedinf_jax.running import text
 
 _HEADERS = {records.LAYERS: records.LAYERS_HEADER.encode()}
 _RECORDS = {records.METRICS: records.Metrics, records.HISTORY: records.History}
@@ -31,11 +31,6 @@ class Gap(NamedTuple):
 
   name: str  # of the log
   round: int
-
-
-def evaluated(rounds: int, every: int) -> list[int]:
-  """Returns the rounds to evaluate: every `every`-th and the last."""
-  return sorted({*range(every, rounds + 1, every), rounds})
 
 
 def first_gap(folder: pathlib.Path, expected: Expected) -> Gap | None:

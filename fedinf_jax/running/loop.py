@@ -23,6 +23,7 @@ from fedinf_jax.running import passes
 from fedinf_jax.running import processes
 from fedinf_jax.running import progress
 from fedinf_jax.running import records
+from fedinf_jax.running import repeats
 from fedinf_jax.running import task as tasks
 from fedinf_jax.running import workdir
 
@@ -84,11 +85,16 @@ def train(
   passes.check(task)
   _claim(task, folder)
   progress.say(screen, tasks.describe(task))
-  scores = []
-  if task.passes or isinstance(task.exact, records.Top):
-    del simulator  # Its examples make room for those of the screening.
-    scores = _screen(task, folder, screen, saving)
-    task = tasks.verified(task, scores)
+  scores, repeated = [], []
+  screens = task.passes or isinstance(task.exact, records.Top)
+  if screens or repeats.asked(task):
+    del simulator  # Its examples make room for those of what comes first.
+    if screens:
+      scores = _screen(task, folder, screen, saving)
+      task = tasks.verified(task, scores)
+    if repeats.asked(task):
+      again = lambda task, place: train(task, place, screen, saving)
+      repeated = repeats.run(task, folder, screen, again)
     simulator = tasks.simulator(task)
   saved = checkpoint.Checkpoints(
     folder / records.CHECKPOINTS, keep=task.keep_rounds
@@ -99,7 +105,7 @@ def train(
   if round_:
     progress.say(screen, f"resuming after round {round_}")
   processes.on_first(logs.rewind, folder, round_)
-  evaluate = evaluations.evaluator(task, scores)
+  evaluate = evaluations.evaluator(task, scores, repeated)
   run = _Running(task, folder, simulator.step, evaluate, saved, state, round_)
   _advance(run, evaluated, screen, saving)
   saved.close()

@@ -6,9 +6,10 @@ import pathlib
 
 import numpy as np
 
+from fedinf_jax import text
 from fedinf_jax.running import records
 from fedinf_jax.running import schema
-from fedinf_jax.running import text
+from fedinf_jax.simulation import table as tables
 
 
 def parsed(path: pathlib.Path):
@@ -34,6 +35,20 @@ def parsed(path: pathlib.Path):
       ) from error
 
 
+def floats(values: list) -> np.ndarray:
+  """Returns numbers of JSON as an array, null as NaN."""
+  return np.array(values, float)
+
+
+def _repeats(file):
+  """Returns a list of records.Repeat."""
+  content = schema.load(file.read(), records.Repeats)
+  return [
+    records.Repeat(r["repeat"], r["round"], floats(r["fil"]))
+    for r in content["repeats"]
+  ]
+
+
 def _debug(file):
   content = schema.load(file.read(), records.Debug)
   content["bad"] = [text.unescaped(name) for name in content["bad"]]
@@ -44,22 +59,31 @@ def _screening(file):
   """Returns a list of records.Scores."""
   content = schema.load(file.read(), records.Screening)
   return [
-    records.Scores(
-      estimator=scores["estimator"],
-      round=scores["round"],
-      fil=np.array(scores["fil"], float),
-      fia=np.array(scores["fia"], float),
-    )
+    records.Scores(**{name: _array(v) for name, v in scores.items()})
     for scores in content["scores"]
   ]
 
 
+def _array(value):
+  return np.array(value, float) if isinstance(value, list) else value
+
+
 def _influence(file):
-  """Returns the ids [R] and the other columns [R]."""
+  """Returns the ids [R] and the other columns [R]: numbers, or words."""
   rows = _rows(file)
-  names = [name for name in (rows[0] if rows else ()) if name != "client_id"]
-  columns = {name: _floats(row[name] for row in rows) for name in names}
+  columns = {}
+  for name in rows[0] if rows else ():
+    read = _words if name.startswith("effect_") else _floats
+    if name != "client_id":
+      columns[name] = read([row[name] for row in rows])
   return [text.of_cell(row["client_id"]) for row in rows], columns
+
+
+def _words(cells):
+  for cell in cells:
+    if cell and cell not in tables.EFFECTS.values():
+      raise ValueError(f"{cell!r} is no effect")
+  return np.array(cells, object)
 
 
 def _rows(file):
@@ -105,4 +129,5 @@ PARSERS = {
   records.CLEANSE: lambda file: schema.load(file.read(), records.Cleanse),
   records.DEBUG: _debug,
   records.SCREENING: _screening,
+  records.REPEATS: _repeats,
 }

@@ -18,7 +18,9 @@ from fedinf_jax.running import processes
 from fedinf_jax.running import progress
 from fedinf_jax.running import records
 from fedinf_jax.running import task as tasks
+from fedinf_jax.simulation import measuring
 from fedinf_jax.simulation import turning
+from fedinf_jax.valuation import owners as owners_
 
 
 def check(task: tasks.Task):
@@ -170,13 +172,23 @@ class _Passing:
 
   def _keep(self, round_, found):
     """Writes what was found at a round."""
-    accuracy = found.on(metrics.accuracy, self.task.x, self.task.y)
+    task = self.task
+    accuracy = found.on(metrics.accuracy, task.x, task.y)
     scores = records.Scores(
       estimator=self.name,
       round=round_,
       fil=np.asarray(found.influence, float),
       fia=np.asarray(accuracy, float),
     )
+    # Without eigenvectors FIL is its first order, which no model has.
+    if round_ == task.fed.rounds and task.passes[self.name].directions:
+      owners = tasks.owners(task)
+      metric = owners_.per_group(task.model, owners)
+      change = found.on(metric, task.x, task.y)
+      measured = measuring.measure(change, owners, None, task.seed)
+      fields = ("own", "others", "low", "high", "p")
+      measured = measured._asdict()
+      scores = scores._replace(**{f: measured[f] for f in fields})
     self.known = [s for s in self.known if s[:2] != scores[:2]] + [scores]
     processes.on_first(records.write_screening, self.folder, self.known)
 

@@ -8,9 +8,9 @@ import time
 from rich import console as rich_console
 from rich import progress as rich_progress
 
+from fedinf_jax import text
 from fedinf_jax.running import processes
 from fedinf_jax.running import records
-from fedinf_jax.running import text
 
 LINE_SECONDS = 10  # between two plain lines, at least
 
@@ -132,6 +132,9 @@ def words(metrics: records.Metrics, among: str = "") -> str:
     best = max(known, key=known.get)
     label = f"{best}, {among}" if among else best
     parts.append(f"Pearson {known[best]:.3f} ({label})")
+    reliability = metrics.reliability
+    if reliability is not None and reliability.ceiling is not None:
+      parts.append(f"ceiling {reliability.ceiling:.3f}")
   truncated = [e.truncated_fraction for e in metrics.estimators.values()]
   truncated = [share for share in truncated if share is not None]
   if truncated:

@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedinf_jax import text
 from fedinf_jax.running import files
-from fedinf_jax.running import text
+from fedinf_jax.simulation import table as tables
+from fedinf_jax.valuation import trust as trusts
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -22,6 +24,8 @@ SUMMARY = "summary.json"
 TIMING = "timing.jsonl"
 CLEANSE = "cleanse.json"
 DEBUG = "debug.json"
+REPEATS = "repeats.json"
+REPEATING = "repeats"  # a folder, there until REPEATS is whole
 SCREENING = "screening.json"
 SCREENS = "screening"  # a folder, there until SCREENING is whole
 CHECKPOINTS = "checkpoints"  # a folder, see `checkpoint`
@@ -29,7 +33,8 @@ REPORT = "report.html"
 LOCK = ".lock"  # there while a process owns the workdir, see `lock`
 LOGS = (METRICS, HISTORY, LAYERS)  # cut back when a run is resumed
 FILES = (
-  *LOGS, CONFIG, SCREENING, INFLUENCE, SUMMARY, TIMING, CLEANSE, DEBUG, REPORT,
+  *LOGS, CONFIG, SCREENING, REPEATS, INFLUENCE, SUMMARY, TIMING, CLEANSE,
+  DEBUG, REPORT,
 )  # fmt: skip
 
 
@@ -53,13 +58,36 @@ class Agreement(NamedTuple):
   truncated_fraction: float | None  # of all clients' layers
 
 
+class WithMean(NamedTuple):
+  """How near an estimator is to the mean of all exact FILs."""
+
+  fil_pearson: float | None
+  fil_spearman: float | None
+
+
+class Reliability(NamedTuple):
+  """How near exact FILs of the same clients are to one another."""
+
+  repeats: int  # exact replays, that of the run itself among them
+  clients: int  # that all of them have
+  pearson: float | None
+  spearman: float | None
+  ceiling: float | None  # √pearson, beside agreement with one of them
+  ceiling_mean: float | None  # beside agreement with their mean
+  estimators: dict[str, WithMean]
+
+
 class Metrics(NamedTuple):
-  """A line of metrics.jsonl: an evaluated round."""
+  """A line of metrics.jsonl: an evaluated round.
+
+  What has a default, here and elsewhere, is left out where it is None.
+  """
 
   round: int
   loss: float
   accuracy: float
   estimators: dict[str, Agreement]
+  reliability: Reliability | None = None
 
 
 class History(NamedTuple):
@@ -83,18 +111,21 @@ class Layer(NamedTuple):
 LAYERS_HEADER = ",".join(Layer._fields) + "\n"
 
 
-class Client(NamedTuple):
-  """The first columns of influence.csv; fil_NAME, fia_NAME of each follow."""
+# explain_INDEX.csv: how the probability of the label that the model gives, and
+# of the true one, changes without the client; of each estimator, _NAME follows.
+EXPLAINED = ("predicted", "true")
 
-  client_id: Any
-  num_examples: int
-  times_selected: int
+
+def explained(index: int) -> str:
+  """Returns the name of the file that explains a test example."""
+  return f"explain_{index}.csv"
 
 
 class Timing(NamedTuple):
   """A line of timing.jsonl, the only file that depends on the clock."""
 
-  stage: str  # backwards, compile, rounds, evaluate, checkpoint or report
+  # backwards, repeat, compile, rounds, evaluate, checkpoint or report
+  stage: str
   round: int  # after which it was written
   rounds: int  # that it took
   seconds: float
@@ -107,12 +138,32 @@ class Scores(NamedTuple):
   round: int
   fil: np.ndarray  # [K]
   fia: np.ndarray  # [K]
+  # As of `table.Measured`, of a pass at the last round; else None.
+  own: np.ndarray | None = None  # [K]
+  others: np.ndarray | None = None  # [K]
+  low: np.ndarray | None = None  # [K]
+  high: np.ndarray | None = None  # [K]
+  p: np.ndarray | None = None  # [K]
 
 
 class Screening(NamedTuple):
   """screening.json."""
 
   scores: list[Scores]
+
+
+class Repeat(NamedTuple):
+  """Exact FIL by a replay from another starting point."""
+
+  repeat: int  # from 1
+  round: int
+  fil: np.ndarray  # [K], NaN where a client was not replayed
+
+
+class Repeats(NamedTuple):
+  """repeats.json."""
+
+  repeats: list[Repeat]
 
 
 class Top(NamedTuple):
@@ -151,9 +202,19 @@ class Estimator(NamedTuple):
   largest_growth: float | None
   nonfinite_fraction: float
   layers: dict[str, LayerTrust]
+  # What agreement to expect, where nobody was replayed.
+  trust: trusts.Trust | None = None
 
 
 LAST_QUARTER = ("fil_pearson", "fil_spearman", "fip_relative_error")
+
+
+class Repeated(NamedTuple):
+  """How reproducible the ground truth of a run is."""
+
+  jitter: float  # between starting points, in units of a layer's spread
+  last: Reliability  # at the last round
+  last_quarter: Reliability  # means over the last quarter of the rounds
 
 
 class Summary(NamedTuple):
@@ -172,9 +233,12 @@ class Summary(NamedTuple):
   accuracy: float
   layer_names: list[str]
   estimators: dict[str, Estimator]
+  # "exact" and estimators → helps, hurts, cannot tell → clients
+  effects: dict[str, dict[str, int]]
   data_digest: str
   versions: dict[str, str]
   git_revision: str | None
+  reliability: Repeated | None = None
 
 
 class Curve(NamedTuple):
@@ -261,31 +325,15 @@ def append_timing(
   files.append_json(folder / TIMING, timing)
 
 
-def write_influence(
-  folder: pathlib.Path,
-  clients: list[Client],
-  fil: dict[str, np.ndarray],
-  fia: dict[str, np.ndarray],
-):
-  """Writes influence.csv, a row per client.
+def influence_titles(names: list[str]) -> list[str]:
+  """Returns the titles of influence.csv, for "exact" and these estimators."""
+  estimates = [f"{t}_{name}" for name in names for t in tables.ESTIMATE]
+  return [*tables.CLIENT, *estimates]
 
-  Args:
-    folder: the workdir.
-    clients: K of them.
-    fil: name → [K]; "exact" comes first and is NaN where it is unknown.
-    fia: likewise.
-  """
-  header = [*Client._fields]
-  header += [f"{kind}_{name}" for name in fil for kind in ("fil", "fia")]
-  lines = [files.csv_line(header)]
-  for k, client in enumerate(clients):
-    cells = [*client._replace(client_id=str(client.client_id))]
-    for name in fil:
-      for values in (fil[name], fia[name]):
-        missing = name == "exact" and np.isnan(values[k])
-        cells.append(None if missing else float(values[k]))
-    lines.append(files.csv_line(cells))
-  files.write(folder / INFLUENCE, "\n".join(lines) + "\n")
+
+def write_influence(folder: pathlib.Path, table: tables.Table):
+  """Writes influence.csv, a row per client."""
+  files.write(folder / INFLUENCE, table.to_csv())
 
 
 def write_summary(folder: pathlib.Path, summary: Summary):
@@ -296,6 +344,11 @@ def write_summary(folder: pathlib.Path, summary: Summary):
 def write_screening(folder: pathlib.Path, scores: list[Scores]):
   """Writes screening.json."""
   files.write_json(folder / SCREENING, Screening(scores))
+
+
+def write_repeats(folder: pathlib.Path, repeats: list[Repeat]):
+  """Writes repeats.json."""
+  files.write_json(folder / REPEATS, Repeats(repeats))
 
 
 def write_cleanse(folder: pathlib.Path, content: Cleanse):

@@ -20,7 +20,7 @@ def check(content, record, where: str = ""):
   Args:
     content: as json.load returns it.
     record: a NamedTuple, or the type of a field. A float may be null: what is
-      not finite is written so.
+      not finite is written so. A field with a default may be missing.
     where: the field that `content` is, in words.
 
   Raises:
@@ -50,9 +50,10 @@ def _check_fields(content, record, where):
   _require(isinstance(content, dict), where)
   for name, kind in typing.get_type_hints(record).items():
     place = f"{where}.{name}" if where else name
-    if name not in content:
+    if name in content:
+      check(content[name], kind, place)
+    elif name not in record._field_defaults:
       raise ValueError(f"it lacks {place}")
-    check(content[name], kind, place)
 
 
 def _is_a(content, kind):

@@ -9,18 +9,23 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fedinf_jax import checks
 from fedinf_jax import fedavg
 from fedinf_jax import influence
 from fedinf_jax import rng
 from fedinf_jax import simulation
+from fedinf_jax import text
 from fedinf_jax import types as types_
 from fedinf_jax import valuation
 from fedinf_jax.curvature import wall
 from fedinf_jax.data import federated
 from fedinf_jax.running import logs
 from fedinf_jax.running import records
-from fedinf_jax.running import text
 from fedinf_jax.running import workdir
+from fedinf_jax.simulation import history as histories
+from fedinf_jax.valuation import owners as owners_
+from fedinf_jax.valuation import reliability
+from fedinf_jax.valuation import trust as trusts
 
 _NOTHING = types.MappingProxyType({})
 
@@ -46,6 +51,8 @@ class Task(NamedTuple):
   x: np.ndarray  # [N, ...] held-out inputs, on which influence is measured
   y: np.ndarray  # [N] their labels
   fed: fedavg.FedAvg
+  owners: owners_.Owners | None = None  # of these; None: nobody
+  explain: int | None = None  # row of x whose prediction is explained
   server_data: federated.FederatedData | None = None  # the server's own
   recipe: Mapping[str, Any] = _NOTHING  # what config.json says under "config"
   estimators: Mapping[str, influence.Estimator] = _NOTHING
@@ -54,6 +61,10 @@ class Task(NamedTuple):
   descriptions: Mapping[str, str] = _NOTHING  # of all these, in words
   # Clients to replay: all, none, some, or those that a screening names.
   exact: bool | list[int] | records.Top = False
+  exact_repeats: int = 1  # exact replays in all, that of the run among them
+  repeat_clients: int | None = None  # of those replayed; None: all of them
+  jitter: float = 1e-5  # how far the starting points of repeats are moved
+  start: int = 0  # 0: the starting point as it is drawn; i: that of repeat i
   seed: int = 0
   mesh: jax.sharding.Mesh | None = None  # None: one device
   evaluate_every: int = 1  # rounds, at least 1
@@ -99,7 +110,55 @@ def _options(task):
     "seed": task.seed,
     "mesh": task.mesh,
     "server_data": task.server_data if serving else None,
+    "params": _start(task),
   }
+
+
+def is_checked(task: Task) -> bool:
+  """Says whether the estimators are checked on groups: nobody is replayed."""
+  takes_part = np.count_nonzero(selected(task))
+  return bool(task.estimators) and task.exact is False and takes_part > 1
+
+
+def trust(task: Task) -> dict[str, trusts.Trust]:
+  """Says what agreement with retraining to expect of each estimator."""
+  options = _options(task)
+  del options["exact"]
+  return simulation.trust(
+    task.model, task.train, task.fed, task.x, task.y, **options
+  )
+
+
+def _start(task):
+  """Returns w_0; None: as it is drawn from the seed."""
+  if not task.start:
+    return None
+  drawn = checks.params(None, task.model, task.seed, task.train)
+  return reliability.jitter(drawn, task.jitter, task.start)
+
+
+def repeated(task: Task, repeat: int) -> Task:
+  """Returns the training of a repeat of the exact replay, and nothing else.
+
+  Args:
+    task: whose clients to replay are known.
+    repeat: which one, from 1.
+  """
+  rows = task.exact
+  if task.repeat_clients is not None:
+    everyone = examined(task)
+    draw = np.random.default_rng([task.seed, 7])
+    some = draw.permutation(len(everyone))[: task.repeat_clients]
+    rows = everyone[np.sort(some)].tolist()
+  return task._replace(
+    estimators=_NOTHING,
+    passes=_NOTHING,
+    exact=rows,
+    exact_repeats=1,
+    start=repeat,
+    tracked=0,
+    keep_rounds=frozenset(),
+  )
 
 
 def about(task: Task) -> records.About:
@@ -145,24 +204,31 @@ def digest(task: Task) -> str:
   for a in arrays:
     made.update(f"{a.dtype} {a.shape}".encode())
     made.update(np.ascontiguousarray(a))
+  if task.owners is not None:
+    made.update(task.owners.client[task.owners.group].astype(np.int64))
   made.update("\n".join(map(str, train.ids)).encode())
   return made.hexdigest()
 
 
+def owners(task: Task) -> owners_.Owners:
+  """Returns whose the examples are that influence is measured on."""
+  return owners_.nobody(len(task.x)) if task.owners is None else task.owners
+
+
+def cohorts(task: Task) -> np.ndarray:
+  """Returns who takes part in each round, int [T, B]."""
+  words = rng.id_words(task.train.ids)
+  return rng.cohorts(task.seed, words, task.fed.rounds, task.fed.cohort_size)
+
+
 def selected(task: Task) -> np.ndarray:
   """Returns how often each client takes part, [K]."""
-  cohorts = rng.cohorts(
-    task.seed,
-    rng.id_words(task.train.ids),
-    task.fed.rounds,
-    task.fed.cohort_size,
-  )
-  return np.bincount(cohorts.ravel(), minlength=task.train.num_clients)
+  return np.bincount(cohorts(task).ravel(), minlength=task.train.num_clients)
 
 
 def evaluated(task: Task) -> set[int]:
   """Returns the rounds to evaluate: every `evaluate_every`-th and the last."""
-  return set(logs.evaluated(task.fed.rounds, task.evaluate_every))
+  return set(histories.evaluated(task.fed.rounds, task.evaluate_every))
 
 
 def logged(task: Task) -> logs.Expected:

@@ -119,7 +119,7 @@ class Contents(NamedTuple):
   config: dict[str, Any]  # of records.About
   metrics: list[dict[str, Any]]  # N of records.Metrics
   ids: list[str]  # [R]
-  # Influence is NaN where empty, 0 where it is only rounding.
+  # Influence is NaN where empty, 0 where only rounding; effects are words.
   columns: dict[str, np.ndarray]  # of influence.csv, [R]
   history: dict[str, np.ndarray]  # FIL, name → [N, R]
   # client → layer → estimator → round, error, norm → [N]
@@ -202,6 +202,8 @@ def read(folder: pathlib.Path) -> Contents:
 
 def _without_rounding(values, kind, summary):
   """Sets to 0 what is only rounding, or clients never drawn seem to matter."""
+  if values.dtype == object:
+    return values
   least = {
     "fil": 1e-6 * abs(summary["loss"] or 0),
     "fia": 0.5 / max(1, summary["test_examples"]),  # half an example

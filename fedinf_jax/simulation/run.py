@@ -1,5 +1,6 @@
 """What a run is at any moment, and what it leaves behind."""
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -8,15 +9,22 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import stats
 
 from fedinf_jax import agreement
 from fedinf_jax import checks
 from fedinf_jax import influence
+from fedinf_jax import metrics
+from fedinf_jax import removals as removals_
 from fedinf_jax import tree
 from fedinf_jax import types
 from fedinf_jax.data import federated
 from fedinf_jax.simulation import devices
+from fedinf_jax.simulation import history as histories
+from fedinf_jax.simulation import measuring
 from fedinf_jax.simulation import scores
+from fedinf_jax.simulation import table as tables
+from fedinf_jax.valuation import reliability
 
 
 class State(NamedTuple):
@@ -75,6 +83,11 @@ class Run:
       padding rows behind them.
     spread_exact: the same of the exact FIP; or None.
     example: what the training data look like; None: not known.
+    ids: of the clients; None: not known.
+    num_examples: int [K], of the clients; None: not known.
+    cohorts: int [T, B], who took part; None: not known.
+    removed: bool [R, K], who is taken out; None: one client after another.
+    history: FIL of the evaluated rounds; or None.
   """
 
   params: types.Params
@@ -85,6 +98,11 @@ class Run:
   spread_eps: dict[str, types.Params]
   spread_exact: types.Params | None
   example: agreement.Example | None = None
+  ids: tuple[Any, ...] | None = None
+  num_examples: np.ndarray | None = None
+  cohorts: np.ndarray | None = None
+  removed: np.ndarray | None = None
+  history: histories.History | None = None
 
   @classmethod
   def of(
@@ -92,6 +110,9 @@ class Run:
     model: types.Model,
     state: State,
     data: federated.FederatedData | None = None,
+    *,
+    removals: Any = None,
+    cohorts: Any = None,
   ) -> "Run":
     """Reads a run off its state, after any round.
 
@@ -100,11 +121,14 @@ class Run:
       state: of the simulator.
       data: the clients. If given, examples that influence is measured on must
         look like theirs.
+      removals: those of the simulator, for `table`.
+      cohorts: int [T, B] of the rounds so far, for `table`; None: not known.
     """
     agreement.require_model(model)
     check_state(state)
     example = data and agreement.example_of(federated.check(data))
     num_removals = int(state.num_removals)
+    removed = removals_.check(removals, data.num_clients) if data else None
     replayed, exact = None, None
     if state.replayed is not None:
       replayed = np.asarray(devices.replicate(state.replayed))
@@ -123,7 +147,16 @@ class Run:
       spread_eps={name: s.eps for name, s in states},
       spread_exact=exact,
       example=example,
+      ids=data and data.ids,
+      num_examples=data and data.num_examples,
+      cohorts=None if cohorts is None else np.asarray(cohorts),
+      removed=removed,
     )
+
+  @property
+  def names(self) -> list[str]:
+    """What influence there is: "exact" if anybody was replayed, estimators."""
+    return [*["exact"] * (self.spread_exact is not None), *self.spread_eps]
 
   @functools.cached_property
   def eps(self) -> dict[str, types.Params]:
@@ -155,7 +188,7 @@ class Run:
     Raises:
       ValueError: naming the argument and the example at fault.
     """
-    eps = self._eps_of(of)
+    eps = self.require(of)
     arrays = agreement.evaluation(
       self.model,
       self.params,
@@ -168,15 +201,85 @@ class Run:
     count = len(self.exact_rows) if of == "exact" else self.num_removals
     return found[:count]
 
-  def _eps_of(self, of):
+  def everyone(self, found: Any, of: str) -> np.ndarray:
+    """Returns influence of all R removals, NaN where none is known.
+
+    Args:
+      found: what `influence` has returned.
+      of: for whom.
+    """
+    found = np.asarray(found, float)
+    if of != "exact":
+      return found
+    values = np.full((self.num_removals, *found.shape[1:]), np.nan)
+    values[self.exact_rows] = found
+    return values
+
+  def table(
+    self,
+    x,
+    y=None,
+    *,
+    of: str | Sequence[str] | None = None,
+    owners: Any = None,
+    seed: int = 0,
+  ) -> tables.Table:
+    """Returns all that is known about each removal, a row each.
+
+    Args:
+      x: [N, ...] test inputs; or a FederatedData, whose clients own them.
+      y: [N, ...] test labels; None with a FederatedData.
+      of: names of estimators, "exact" among them; None: all there are.
+      owners: [N] ids of the clients that the examples belong to, None for
+        nobody's; None: all are nobody's.
+      seed: of the resampling that gives the intervals.
+
+    Raises:
+      ValueError: naming the argument at fault.
+    """
+    return measuring.table(self, x, y, of=of, owners=owners, seed=seed)
+
+  def agreement(self, x, y) -> dict[str, reliability.Agreement]:
+    """Returns how near each estimator is to the replayed truth.
+
+    Args:
+      x: [N, ...] test inputs.
+      y: [N, ...] test labels.
+    """
+    truth = np.asarray(self.influence(metrics.loss, x, y, of="exact"), float)
+    found = {}
+    for name in self.spread_eps:
+      fil = self.influence(metrics.loss, x, y, of=name)
+      fil = np.asarray(fil, float)[self.exact_rows]
+      found[name] = reliability.Agreement(
+        pearson=reliability.correlation(stats.pearsonr, fil, truth),
+        spearman=reliability.correlation(stats.spearmanr, fil, truth),
+        fip_relative_error=self._fip_error(name),
+      )
+    return found
+
+  def _fip_error(self, name):
+    """Returns mean ‖ε − ε*‖ / mean ‖ε*‖."""
+    square = lambda a: jnp.square(a).reshape(len(a), -1).sum(1)
+    norm = lambda rows: jnp.sqrt(sum(map(square, jax.tree.leaves(rows)))).mean()
+    rows = jax.tree.map(lambda a: a[self.exact_rows], self.eps[name])
+    size = float(norm(self.exact_eps))
+    error = float(norm(tree.subtract(rows, self.exact_eps)))
+    return error / size if size > 0 else None
+
+  def require(self, of: str) -> types.Params:
+    """Returns the FIP of an estimator, or "exact", as it lies on the devices.
+
+    Raises:
+      ValueError: if there is none, saying what there is.
+    """
     eps = None
     if isinstance(of, str):
       eps = self.spread_exact if of == "exact" else self.spread_eps.get(of)
     if eps is None:
-      known = [*self.spread_eps]
-      known += ["exact"] if self.spread_exact is not None else []
+      known = ", ".join(map(repr, sorted(self.names))) or "nothing"
       raise ValueError(
-        f"of is {of!r}; this run has {', '.join(map(repr, known)) or 'nothing'}"
+        f"of is {of!r}; this run has {known}"
         ' ("exact" needs exact=True or a list of rows)'
       )
     return eps

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 from typing import NamedTuple
 
@@ -19,7 +20,9 @@ from fedinf_jax import tree
 from fedinf_jax import types
 from fedinf_jax.data import federated
 from fedinf_jax.simulation import devices
+from fedinf_jax.simulation import meter
 from fedinf_jax.simulation import plan as plans
+from fedinf_jax.simulation import recorder as recorders
 from fedinf_jax.simulation import round as rounds
 from fedinf_jax.simulation import run as runs
 
@@ -109,14 +112,49 @@ def simulate(
   model: types.Model,
   data: federated.FederatedData,
   fed: fedavg.FedAvg,
+  *,
+  evaluate: Any = None,
+  evaluate_every: int | None = None,
+  progress: bool | Callable[[int, int], None] = False,
   **options,
 ) -> runs.Run:
   """Trains by FedAvg and replays the training without each client.
 
   Takes the arguments of `simulator` and runs all its rounds.
+
+  Args:
+    model: what to train.
+    data: the K clients.
+    fed: how.
+    evaluate: (x, y), or a FederatedData: `history` of the run then holds FIL
+      on these at every evaluated round.
+    evaluate_every: rounds between two evaluations; None: 5.
+    progress: True: a line on the error output now and then; or a function of
+      (rounds done, all rounds).
+    **options: see `simulator`.
   """
+  tell = meter.reader(progress)
+  record = recorders.recorder(model, data, fed, evaluate, evaluate_every)
   init, step = simulator(model, data, fed, **options)
-  return runs.Run.of(model, step(init(), fed.rounds), data)
+  state, lines, done = init(), [], 0
+  evaluated = record.rounds if record else []
+  told = meter.stops(fed.rounds) if tell else set()
+  for stop in sorted({*evaluated, *told, fed.rounds}):
+    state, done = step(state, stop - done), stop
+    if stop in evaluated:
+      lines.append(record.read(state))
+    if stop in told:
+      checks.call("progress", tell, stop, fed.rounds)
+  cohorts = options.get("cohorts"), data, fed, options.get("seed", 0)
+  run = runs.Run.of(
+    model,
+    state,
+    data,
+    removals=options.get("removals"),
+    cohorts=checks.cohorts(*cohorts),
+  )
+  history = recorders.joined(evaluated, lines) if record else None
+  return dataclasses.replace(run, history=history)
 
 
 def lower(

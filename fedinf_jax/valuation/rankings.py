@@ -109,6 +109,18 @@ def extremes(scores: Any, count: int) -> np.ndarray:
   )
 
 
+def overlap(estimated: Any, exact: Any, count: int) -> float:
+  """Returns the share of the true `extremes` that are among the estimated.
+
+  Args:
+    estimated: [K] scores, higher is more helpful.
+    exact: [K], likewise.
+    count: how many clients, both ends together.
+  """
+  chosen = [set(extremes(a, count).tolist()) for a in (estimated, exact)]
+  return len(chosen[0] & chosen[1]) / count
+
+
 def rewards(fil: Any, budget: float = 1.0) -> np.ndarray:
   """Divides a budget among the clients that help.
 
