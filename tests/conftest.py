@@ -4,16 +4,24 @@ import os
 
 # Before NumPy is loaded; why is said in experiments/__init__.py.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Tests mostly compile, and little would be won by compiling well: XLA's older
+# emitters take two thirds of the time of its newer ones, see BUILD_NOTES.md.
+_FLAGS = os.environ.get("XLA_FLAGS")
+os.environ["XLA_FLAGS"] = f"{_FLAGS or ''} --xla_cpu_use_fusion_emitters=false"
 
 import jax
 import pytest
 
 jax.config.update("jax_enable_x64", True)
-# Tests mostly compile, and little would be won by compiling well. What they
-# start in processes of their own is compiled as users have it.
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# What tests start in processes of their own is compiled as users have it.
+jax.devices()
+del os.environ["XLA_FLAGS"]
+if _FLAGS is not None:
+  os.environ["XLA_FLAGS"] = _FLAGS
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -86,7 +86,7 @@ def test_mutated_configs_are_built_or_refused(share):
   draw, built, refused = random.Random(1), 0, 0
   for _ in range(CONFIGS // share):
     config, changes = mutated(draw)
-    started = time.monotonic()
+    started = time.process_time()
     try:
       scaled = recipes.scaled(config)
       recipes.check(scaled)
@@ -101,7 +101,7 @@ def test_mutated_configs_are_built_or_refused(share):
       assert str(error), changes
     except Exception as error:
       raise AssertionError(f"{changes}: {error!r}") from error
-    assert time.monotonic() - started < 20, changes
+    assert time.process_time() - started < 20, changes
   # Neither way is empty.
   assert built > CONFIGS // share // 50
   assert refused > CONFIGS // share // 3
