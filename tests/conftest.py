@@ -6,8 +6,9 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Tests mostly compile, and little would be won by compiling well: XLA's older
 # emitters take two thirds of the time of its newer ones, see BUILD_NOTES.md.
-_FLAGS = os.environ.get("XLA_FLAGS")
-os.environ["XLA_FLAGS"] = f"{_FLAGS or ''} --xla_cpu_use_fusion_emitters=false"
+os.environ["XLA_FLAGS"] = (
+  os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
+)
 
 import jax
 import pytest
@@ -19,9 +20,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # What tests start in processes of their own is compiled as users have it.
 jax.devices()
-del os.environ["XLA_FLAGS"]
-if _FLAGS is not None:
-  os.environ["XLA_FLAGS"] = _FLAGS
+os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].rpartition(" ")[0]
 
 
 @pytest.fixture(autouse=True, scope="session")
