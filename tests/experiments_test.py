@@ -354,6 +354,8 @@ def test_seeds_are_repeated_and_their_spread_is_written(tmp_path):
     f"--workdir={tmp_path}",
   )
   assert done.returncode == 0, done.stderr
+  assert "each client over these seeds:" in done.stdout
+  assert len(rows(tmp_path / "seeds.csv")) == 20
   found = json.loads((tmp_path / "seeds.json").read_text())
   assert found["seeds"] == [3, 4]
   each = [
