@@ -94,7 +94,9 @@ def _ceilings(runs):
     return []
   found = [
     {
-      f"{when}_{kind}": verdict.ceiling(about, when, kind)
+      f"{when}_{kind}": None
+      if about[when][kind] is None
+      else verdict.ceiling(about, when, kind)
       for when in ("last", "last_quarter")
       for kind in ("pearson", "spearman")
     }

@@ -334,11 +334,11 @@ def _agreement(contents, name):
 def _beside(contents, when):
   """Says in words what an agreement is at most expected to be."""
   repeated = contents.summary.get("reliability")
-  if repeated is None:
+  kinds = "pearson", "spearman"
+  if repeated is None or None in map(repeated[when].get, kinds):
     return ""
   ceilings = (
-    numbers.correlation(ceiling(repeated, when, kind))
-    for kind in ("pearson", "spearman")
+    numbers.correlation(ceiling(repeated, when, kind)) for kind in kinds
   )
   return " (ceilings {} and {})".format(*ceilings)
 
