@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import functools
 import io
-import time
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from fedinf_jax.running import loop
 from fedinf_jax.running import task as tasks
 from fedinf_jax.running import workdir
 from fedinf_jax.simulation import history
-from fedinf_jax.simulation import recorder
 from fedinf_jax.valuation import owners
 from tests import binaries
 from tests import workdirs
@@ -174,40 +172,6 @@ def test_test_examples_keep_their_owners():
   assert tasks.digest(task) != tasks.digest(task._replace(owners=None))
   images = small(setting2, **{"data.examples": 6, "data.test_examples": 30})
   assert recipes.build("setting2", images, None).owners is None
-
-
-@pytest.mark.slow
-def test_what_is_new_costs_a_tenth_at_most(enable_x32, monkeypatch):
-  """Owners, intervals and history, in CPU seconds of a shorter quickstart."""
-  task = recipes.build("quickstart", small(), None)
-  spent = 0.0
-
-  def clocked(function):
-    def call(*args):
-      nonlocal spent
-      started = time.process_time()
-      found = function(*args)
-      spent += time.process_time() - started
-      return found
-
-    return call
-
-  make = recorder._reader
-  monkeypatch.setattr(recorder, "_reader", lambda *args: clocked(make(*args)))
-  started = time.process_time()
-  run = fi.simulate(
-    task.model,
-    task.train,
-    task.fed,
-    estimators=dict(task.estimators),
-    exact=True,
-    server_data=task.server_data,
-    evaluate=(task.x, task.y),
-    evaluate_every=task.evaluate_every,
-  )
-  clocked(lambda: run.table(task.x, task.y, owners=task.owners))()
-  others = time.process_time() - started - spent
-  assert 0 < spent < 0.1 * others, (spent, others)
 
 
 def test_explaining_beyond_the_test_set_is_one_line():
