@@ -16,6 +16,7 @@ from rich import table as rich_table
 from experiments import launch
 from fedinf_jax import valuation
 from fedinf_jax.report import numbers
+from fedinf_jax.report import verdict
 from fedinf_jax.running import records
 from fedinf_jax.running import workdir
 
@@ -64,6 +65,9 @@ def table(runs: list[workdir.Contents]) -> list[list[str]]:
   Args:
     runs: of one recipe, with exact influences.
 
+  Returns:
+    The cells; last those of the ceilings, where the truth was repeated.
+
   Raises:
     ValueError: if they are not of one recipe, or nobody was replayed.
   """
@@ -80,7 +84,28 @@ def table(runs: list[workdir.Contents]) -> list[list[str]]:
   names = [n for n in first.names if all(n in run.names for run in runs)]
   found = {n: [_numbers(run, n) for run in runs] for n in names}
   best = sorted(names, key=lambda n: -_mean(found[n], "pearson", -2))
-  return [_row(n, found[n]) for n in best]
+  return [*(_row(n, found[n]) for n in best), *_ceilings(runs)]
+
+
+def _ceilings(runs):
+  """Returns the row of ceilings, if the truth of every run was repeated."""
+  repeated = [run.summary.get("reliability") for run in runs]
+  if None in repeated:
+    return []
+  found = [
+    {
+      f"{when}_{kind}": None
+      if about[when][kind] is None
+      else verdict.ceiling(about, when, kind)
+      for when in ("last", "last_quarter")
+      for kind in ("pearson", "spearman")
+    }
+    for about in repeated
+  ]
+  pair = lambda when: " / ".join(
+    _shown(found, f"{when}_{kind}") for kind in ("pearson", "spearman")
+  )
+  return [["(ceiling)", "", pair("last"), pair("last_quarter"), "", ""]]
 
 
 def _numbers(run, name):

@@ -56,6 +56,7 @@ _PLAN = flags.DEFINE_boolean(
   " may have more devices than there are here.",
 )  # fmt: skip
 launch.define_processes()
+SEEDS = "seeds.csv"
 
 
 def main(argv):
@@ -86,11 +87,12 @@ def main(argv):
       found = [workdir.read(place) for place in folders.values()]
       spread = seeds.spread([contents.summary for contents in found])
       files.write_json(folder / "seeds.json", spread)
-      files.write(folder / "seeds.csv", seeds.clients(found))
+      files.write(folder / SEEDS, seeds.clients(found))
       table = seeds.table(spread)
       if records.read_top(config.exact):
         table.caption = "over the replayed extremes only"
       screen.print(table)
+      progress.say(screen, f"each client over these seeds: {folder / SEEDS}")
 
 
 def run(task: tasks.Task, folder: pathlib.Path, screen):

@@ -30,6 +30,18 @@ def test_a_row_per_estimator_the_nearest_first(tmp_path):
   assert float(rows["relu"][5]) == pytest.approx(share, abs=1e-3)
 
 
+def test_agreement_stands_beside_its_ceiling(tmp_path):
+  workdirs.write(tmp_path / "w", repeats=2)
+  run = workdir.read(tmp_path / "w")
+  row = leaderboard.table([run])[-1]
+  assert row[0] == "(ceiling)"
+  for cell, when in ((row[2], "last"), (row[3], "last_quarter")):
+    found = run.summary["reliability"][when]
+    expected = [np.sqrt(found[kind]) for kind in ("pearson", "spearman")]
+    shown = list(map(float, cell.split(" / ")))
+    np.testing.assert_allclose(shown, expected, atol=6e-4)
+
+
 def test_what_cannot_be_compared_is_said(tmp_path):
   workdirs.write(tmp_path / "a", exact="none")
   with pytest.raises(ValueError, match="has no exact influence"):

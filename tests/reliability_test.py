@@ -75,6 +75,14 @@ def chaotic_model():
   return fi.Model(init, apply, loss)
 
 
+@functools.cache
+def convex(jitter=0.0, seed=0):
+  """Returns the exact FIL of `make_task`, from another starting point."""
+  task = make_task()
+  w = fi.jitter(MODEL.init(rng.stream_key(0, rng.Stream.INIT)), jitter, seed)
+  return exact_fil(MODEL, task.train, FED, task.x, task.y, w)
+
+
 def repeated(model, data, fed, x, y):
   """Returns the exact FIL from two starting points a hair apart."""
   w = model.init(jax.random.key(0))
@@ -86,8 +94,8 @@ def repeated(model, data, fed, x, y):
 
 
 def test_a_convex_problem_is_reproducible():
-  x, y = make_data(5, seed=1).pooled()
-  agreed = fi.reliability(*repeated(MODEL, make_data(9), FED, x, y))
+  agreed = fi.reliability(convex(), convex(jitter=1e-5, seed=1))
+  assert np.std(convex()) > 0
   assert min(agreed) > 1 - 1e-6
 
 
@@ -208,12 +216,7 @@ def lines(path):
 @functools.cache
 def directly():
   """Exact FIL of the run and of its repeats, by fi.simulate: [3, R]."""
-  task = make_task()
-  w = MODEL.init(rng.stream_key(0, rng.Stream.INIT))
-  starts = [w, *(fi.jitter(w, 0.5, seed=i) for i in (1, 2))]
-  return np.stack(
-    [exact_fil(MODEL, task.train, FED, task.x, task.y, w) for w in starts]
-  )
+  return np.stack([convex(), *(convex(jitter=0.5, seed=i) for i in (1, 2))])
 
 
 def test_repeats_are_the_replay_from_other_starting_points(finished):
@@ -313,7 +316,8 @@ def test_killed_during_a_repeat_it_ends_with_the_same_bytes(
 
 @pytest.mark.slow
 def test_stopped_again_and_again_it_resumes(finished, tmp_path, monkeypatch):
-  stop = lambda: contextlib.nullcontext(lambda: True)
+  asked = itertools.count(1)
+  stop = lambda: contextlib.nullcontext(lambda: next(asked) % 3 == 0)
   monkeypatch.setattr(interrupts, "stop_requests", stop)
   stops = []
   for _ in range(40):
@@ -322,7 +326,7 @@ def test_stopped_again_and_again_it_resumes(finished, tmp_path, monkeypatch):
       break
     except KeyboardInterrupt as stopped:
       stops.append(stopped.args[0])
-  assert len(stops) > 10
+  assert len(stops) > 2
   assert binaries.files(tmp_path / "w") == binaries.files(finished[0])
 
 

@@ -277,8 +277,13 @@ def test_over_time_by_hand():
   np.testing.assert_allclose(found.sign_held, [1.0, 0.5, 1.0, np.nan])
 
 
+@functools.cache
+def silent():
+  return cases.simulate({}, rounds=50)
+
+
 def test_a_run_without_evaluation_has_no_history():
-  run = cases.simulate({}, rounds=50)
+  run = silent()
   assert run.history is None
   assert run.cohorts.shape == (50, 3) and run.ids == cases.logreg()[1].ids
   table = run.table(X, Y)
@@ -335,8 +340,7 @@ def test_progress(capsys):
   meter.reader(True)(3, 5)
   assert capsys.readouterr().err == "round 3 of 5\n"
   assert meter.stops(3) == {1, 2, 3}
-  silent = cases.simulate({}, rounds=50)
-  cases.close(silent.params, run.params, rtol=0, atol=0)
+  cases.close(silent().params, run.params, rtol=0, atol=0)
 
 
 def test_a_run_compiles_its_table_once(compilations):

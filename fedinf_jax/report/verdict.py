@@ -104,21 +104,27 @@ def grade(
   quarter = measured.get("last_quarter") or {}
   parts = {"last": measured, "last_quarter": quarter}
   correlations = [
-    (part.get(f"fil_{kind}"), _ceiling(repeated, when, kind))
+    (part.get(f"fil_{kind}"), ceiling(repeated, when, kind))
     for when, part in parts.items()
     for kind in ("pearson", "spearman")
   ]
   correlations = [pair for pair in correlations if pair[0] is not None]
   if not has_exact or not correlations:
     return UNCHECKED
-  if min(ceiling for _, ceiling in correlations) < LEAST_CEILING:
+  if min(most for _, most in correlations) < LEAST_CEILING:
     return NOISE
-  weakest = max(-1.0, min(value / ceiling for value, ceiling in correlations))
+  weakest = max(-1.0, min(value / most for value, most in correlations))
   return next(found for least, found in GRADES if weakest >= least)
 
 
-def _ceiling(repeated, when, kind):
-  """Returns what a correlation is at most expected to be."""
+def ceiling(repeated: dict | None, when: str, kind: str) -> float:
+  """Returns what a correlation is at most expected to be; 1 if unknown.
+
+  Args:
+    repeated: how reproducible the truth is, in summary.json; None: unknown.
+    when: "last" or "last_quarter".
+    kind: "pearson" or "spearman".
+  """
   reliability = repeated[when][kind] if repeated else None
   return 1.0 if reliability is None else math.sqrt(max(0.0, reliability))
 
@@ -328,11 +334,11 @@ def _agreement(contents, name):
 def _beside(contents, when):
   """Says in words what an agreement is at most expected to be."""
   repeated = contents.summary.get("reliability")
-  if repeated is None:
+  kinds = "pearson", "spearman"
+  if repeated is None or None in map(repeated[when].get, kinds):
     return ""
   ceilings = (
-    numbers.correlation(_ceiling(repeated, when, kind))
-    for kind in ("pearson", "spearman")
+    numbers.correlation(ceiling(repeated, when, kind)) for kind in kinds
   )
   return " (ceilings {} and {})".format(*ceilings)
 
