@@ -22,6 +22,28 @@ def test_a_server_gets_what_the_simulation_measures(mode):
   assert max(moved) > 1e-3
 
 
+@pytest.mark.parametrize("mode", federations.MODES)
+def test_who_is_absent_is_absent_from_the_simulation_too(mode):
+  came = []
+
+  def absent(t, cohort):
+    came.append({1: cohort, 2: cohort[1:], 3: []}.get(t, cohort[:1]))
+    return came[-1]
+
+  ledger = federations.play(mode, absent)
+  ids = federations.data().ids
+  cohorts = [[ids.index(i) for i in cohort] for cohort in came]
+  exact = mode == "interactive"
+  run = federations.simulate(mode, cohorts=cohorts, exact=exact)
+  federations.assert_same(ledger, run)
+  if exact:  # Retraining by participants, and all participants retrained.
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+    jax.tree.map(close, run.eps["difference"], run.exact_eps)
+  table = run.table(*federations.server_data(seed=9)).to_dict()
+  times = [sum(i in cohort for cohort in came) for i in ids]
+  np.testing.assert_array_equal(table["times_selected"], times)
+
+
 def test_cohorts_are_those_of_the_simulation_in_any_order():
   ids = federations.data().ids
   drawn = fi.federation.rng.cohorts(
