@@ -226,8 +226,9 @@ def _lengths(cohorts):
   """Returns the lengths of rows that are lists; None: it is no such list."""
   if not isinstance(cohorts, list | tuple):
     return None
-  flat = lambda row: isinstance(row, list | tuple | np.ndarray) and all(
-    np.ndim(k) == 0 for k in row
+  flat = lambda row: (
+    isinstance(row, list | tuple | np.ndarray)
+    and all(np.ndim(k) == 0 for k in row)
   )
   return [len(r) for r in cohorts] if all(map(flat, cohorts)) else None
 
