@@ -123,6 +123,11 @@ class InfluenceStrategy(strategies.Strategy):
     return self._ledger
 
   @property
+  def server(self) -> rounds.Server:
+    """The server's side, as functions of the ledger."""
+    return self._server
+
+  @property
   def left_out(self) -> tuple[str, ...]:
     """Whom `on_round` has left out so far."""
     return self._left_out
