@@ -63,17 +63,10 @@ def main(argv: list[str]):
       f"--cohort is {_COHORT.value}, but there are {_CLIENTS.value} --clients"
     )
   folder = pathlib.Path(_WORKDIR.value).absolute()
-  config = {
-    "mode": _MODE.value,
-    "num-clients": _CLIENTS.value,
-    "num-rounds": _ROUNDS.value,
-    "cohort-size": _COHORT.value,
-    "seed": 0,
-    "timeout": _TIMEOUT.value,
-    "workdir": str(folder),
-    "report": True,
-    "drop-harmful": False,
-  }
+  config = configuration(
+    folder, mode=_MODE.value, clients=_CLIENTS.value, rounds=_ROUNDS.value,
+    cohort=_COHORT.value, timeout=_TIMEOUT.value,
+  )  # fmt: skip
   own(folder, config)
   victim = _CLIENTS.value - 1 if _KILL.value else None
   if not (folder / "checkpoints" / str(_ROUNDS.value)).is_dir():
@@ -87,6 +80,30 @@ def main(argv: list[str]):
   print(f"largest difference of ε from that by hand: {by_hand:.2e}")
   print(f"… from the simulator's, on the same cohorts: {simulated:.2e}")
   print(f"{folder / 'report.html'}")
+
+
+def configuration(
+  folder: pathlib.Path,
+  *,
+  mode: str,
+  clients: int,
+  rounds: int,
+  cohort: int,
+  timeout: int,
+  report: bool = True,
+) -> dict:
+  """Returns the configuration of the app, by its own names."""
+  return {
+    "mode": mode,
+    "num-clients": clients,
+    "num-rounds": rounds,
+    "cohort-size": cohort,
+    "seed": 0,
+    "timeout": timeout,
+    "workdir": str(folder),
+    "report": report,
+    "drop-harmful": False,
+  }
 
 
 def own(folder: pathlib.Path, config: dict):
