@@ -171,5 +171,8 @@ def fingerprint(
   leaves = jax.tree.leaves(given)
   about += [leaf for leaf in leaves if not is_array(leaf)]
   text = np.frombuffer(repr(about).encode(), np.uint8)
-  arrays = [leaf for leaf in leaves if is_array(leaf)]
+  arrays = [np.asarray(leaf) for leaf in leaves if is_array(leaf)]
+  # Labels are 32 or 64 bits wide as JAX is set up; they say the same.
+  wide = lambda a: a.astype(np.int64) if a.dtype.kind in "iu" else a
+  arrays = [wide(a) for a in arrays]
   return replies.digest((params, text, arrays))

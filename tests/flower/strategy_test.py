@@ -14,10 +14,14 @@ import sys
 
 import jax
 import numpy as np
+import optax
 
+import fedinf_jax as fi
 from fedinf_jax import flower
+from fedinf_jax.flower import store
 from fedinf_jax.running import lock
 from fedinf_jax.server import policy
+from fedinf_jax.server import rounds
 from tests import federations
 from tests.flower import grids
 from tests.flower import scripts
@@ -277,3 +281,18 @@ def test_a_strategy_that_is_no_average_is_refused():
   grid = grids.InProcess(grids.jax_client("silent"), grids.nodes())
   with pytest.raises(ValueError, match="inner: FedAvg does not average"):
     made.start(grid, num_rounds=1)
+
+
+def test_an_optimizer_is_known_again_in_another_process():
+  def made(momentum):
+    fed = fi.FedAvg(
+      rounds=3, cohort_size=3, local_steps=2,
+      client_optimizer=optax.sgd(0.1, momentum=momentum),
+    )  # fmt: skip
+    server = rounds.server(
+      federations.MODEL, fed, {"none": fi.estimator(fi.truncated())},
+      federations.params(), max_examples=14,
+    )  # fmt: skip
+    return store.fingerprint(server, federations.params())
+
+  assert made(0.9) == made(0.9) != made(None)
