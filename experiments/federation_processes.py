@@ -28,6 +28,7 @@ class Processes:
     """
     self._folder = folder
     self._mark = uuid.uuid4().hex
+    self._own: list[subprocess.Popen] = []
     folder.mkdir(parents=True, exist_ok=True)
     root = pathlib.Path(__file__).parent.parent
     self._environment = os.environ | {
@@ -55,6 +56,9 @@ class Processes:
       # What was about to be started while we counted is there the next time.
       while (found := self.marked()) and time.monotonic() < until:
         end(found)
+      for process in self._own:  # All have ended; the system may forget them.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+          process.wait(timeout=5)
     finally:
       for number, handler in self._before.items():
         signal.signal(number, handler)
@@ -62,10 +66,12 @@ class Processes:
   def start(self, name: str, *command: str) -> subprocess.Popen:
     """Starts a process whose words go to a file of its name."""
     with open(self._folder / f"{name}.log", "ab") as log:
-      return subprocess.Popen(
+      process = subprocess.Popen(
         command, env=self._environment, stdout=log, stderr=log,
         stdin=subprocess.DEVNULL, start_new_session=True,
       )  # fmt: skip
+    self._own.append(process)
+    return process
 
   def connect(self, port: int):
     """Writes where `flwr run` finds the SuperLink."""
