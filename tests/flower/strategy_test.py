@@ -289,10 +289,10 @@ def test_an_optimizer_is_known_again_in_another_process():
       rounds=3, cohort_size=3, local_steps=2,
       client_optimizer=optax.sgd(0.1, momentum=momentum),
     )  # fmt: skip
+    estimators = {"none": fi.estimator(fi.truncated(), fi.no_guard())}
     server = rounds.server(
-      federations.MODEL, fed, {"none": fi.estimator(fi.truncated())},
-      federations.params(), max_examples=14,
-    )  # fmt: skip
+      federations.MODEL, fed, estimators, federations.params(), max_examples=14
+    )
     return store.fingerprint(server, federations.params())
 
   assert made(0.9) == made(0.9) != made(None)
