@@ -175,8 +175,16 @@ def params(params, model, seed, data):
   return params
 
 
-def cohorts(cohorts, data, fed, seed) -> np.ndarray:
-  """Returns the cohorts [T, B]: drawn from the seed, or the caller's."""
+def cohorts(cohorts, data, fed, seed, *, ragged: bool = False) -> np.ndarray:
+  """Returns the cohorts [T, B]: drawn from the seed, or the caller's.
+
+  Args:
+    cohorts: the caller's, or None.
+    data: the K clients.
+    fed: how they train.
+    seed: of the draws.
+    ragged: whether rows may be shorter; K, nobody, fills them up.
+  """
   if fed.cohort_size > data.num_clients:
     raise ValueError(
       f"cohort_size is {fed.cohort_size} but there are only"
@@ -185,6 +193,11 @@ def cohorts(cohorts, data, fed, seed) -> np.ndarray:
   if cohorts is None:
     words = rng.id_words(data.ids)
     return rng.cohorts(seed, words, fed.rounds, fed.cohort_size)
+  nobody = data.num_clients
+  lengths = _lengths(cohorts) if ragged else None
+  if lengths is not None:
+    fill = lambda row: [*row, *[nobody] * (fed.cohort_size - len(row))]
+    cohorts = [fill(row) for row in cohorts]
   cohorts = array("cohorts", cohorts)
   if cohorts.shape != (fed.rounds, fed.cohort_size):
     raise ValueError(
@@ -193,15 +206,31 @@ def cohorts(cohorts, data, fed, seed) -> np.ndarray:
     )
   if not np.issubdtype(cohorts.dtype, np.integer):
     raise ValueError(f"cohorts is {cohorts.dtype}; it must hold integers")
-  if cohorts.min() < 0 or cohorts.max() >= data.num_clients:
-    raise ValueError(f"cohorts: clients run from 0 to {data.num_clients - 1}")
+  present = np.ones(cohorts.shape, bool)
+  if lengths is not None:
+    present = np.arange(fed.cohort_size) < np.array(lengths)[:, None]
+  found = cohorts[present]
+  if found.min(initial=0) < 0 or found.max(initial=0) >= nobody:
+    raise ValueError(f"cohorts: clients run from 0 to {nobody - 1}")
   ordered = np.sort(cohorts, axis=1)
-  twice = (ordered[:, 1:] == ordered[:, :-1]).any(1)
+  twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] < nobody)
+  twice = twice.any(1)
   if twice.any():
     raise ValueError(
       f"cohorts: round {twice.argmax() + 1} names a client twice"
     )
   return cohorts.astype(np.int32)
+
+
+def _lengths(cohorts):
+  """Returns the lengths of rows that are lists; None: it is no such list."""
+  if not isinstance(cohorts, list | tuple):
+    return None
+  flat = lambda row: (
+    isinstance(row, list | tuple | np.ndarray)
+    and all(np.ndim(k) == 0 for k in row)
+  )
+  return [len(r) for r in cohorts] if all(map(flat, cohorts)) else None
 
 
 def _own_params(params, expected):

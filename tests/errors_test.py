@@ -112,7 +112,22 @@ RUNS = {
     "params: dense/kernel is not a rectangular array",
   ),
   "fed": ({"fed": {"rounds": 3}}, "fed is a dict; it must be a fi.FedAvg"),
-  "cohorts ragged": ({"cohorts": [[1], [1, 2]]}, "cohorts is not a rect"),
+  "cohorts ragged": (
+    {"cohorts": [[1], [1, 2, 3, 4, 5]]},
+    "cohorts is not a rect",
+  ),
+  "cohorts short": (
+    {"cohorts": [[1], [1, 2]]},
+    r"cohorts has shape \[2, 4\]; .* ask for \[6, 4\]",
+  ),
+  "cohorts nobody": (
+    {"cohorts": [[], [1, 2], [3], [99], [], []]},
+    "cohorts: clients run from 0 to",
+  ),
+  "cohorts twice in a short one": (
+    {"cohorts": [[], [1, 2], [3, 3], [], [], []]},
+    "cohorts: round 3 names a client twice",
+  ),
   "estimator's name": (
     {"estimators": {3: cases.FISHER}},
     "estimators: the name 3 is not a string",

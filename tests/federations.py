@@ -157,10 +157,15 @@ def play(mode, attendance=None, num_rounds=5):
 @functools.cache
 def simulated(mode):
   """The same federation, simulated."""
+  return simulate(mode)
+
+
+def simulate(mode, **options):
+  """The same federation, simulated with further options."""
   extra = {"server_data": server_data()} if mode == "silent" else {}
   return fi.simulate(
     MODEL, data(), FED, estimators=MODES[mode], params=params(), seed=SEED,
-    **extra,
+    **extra, **options,
   )  # fmt: skip
 
 

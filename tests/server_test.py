@@ -22,6 +22,28 @@ def test_a_server_gets_what_the_simulation_measures(mode):
   assert max(moved) > 1e-3
 
 
+@pytest.mark.parametrize("mode", federations.MODES)
+def test_who_is_absent_is_absent_from_the_simulation_too(mode):
+  came = []
+
+  def absent(t, cohort):
+    came.append({1: cohort, 2: cohort[1:], 3: []}.get(t, cohort[:1]))
+    return came[-1]
+
+  ledger = federations.play(mode, absent)
+  ids = federations.data().ids
+  cohorts = [[ids.index(i) for i in cohort] for cohort in came]
+  exact = mode == "interactive"
+  run = federations.simulate(mode, cohorts=cohorts, exact=exact)
+  federations.assert_same(ledger, run)
+  if exact:  # Retraining by participants, and all participants retrained.
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+    jax.tree.map(close, run.eps["difference"], run.exact_eps)
+  table = run.table(*federations.server_data(seed=9)).to_dict()
+  times = [sum(i in cohort for cohort in came) for i in ids]
+  np.testing.assert_array_equal(table["times_selected"], times)
+
+
 def test_cohorts_are_those_of_the_simulation_in_any_order():
   ids = federations.data().ids
   drawn = fi.federation.rng.cohorts(
@@ -247,6 +269,42 @@ def test_an_answer_for_other_eps_is_refused():
   ):
     left, lines = servers.answers.add(made, ledger, accepted, answers)
     assert not left and reason in lines[0]
+
+
+def test_a_bound_on_the_growth_of_answers():
+  mode, ids = "interactive", ["client-2", "client-4"]
+  ledger = federations.play(mode, num_rounds=3)
+  pairs = {i: federations.sent(mode, ledger, i) for i in ids}
+  given = {
+    i: federations.answered(mode, ledger, i, client)
+    for i, (_, client) in pairs.items()
+  }
+  far = {n: [a + 1e3 for a in v] for n, v in given["client-4"].arrays.items()}
+  lie = given | {"client-4": given["client-4"]._replace(arrays=far)}
+  ends = {}
+  for name, answers, limits in (
+    ("honest", given, {"largest_growth": 10.0}),
+    ("believed", lie, {}),
+    ("bounded", lie, {"largest_growth": 10.0}),
+    ("alone", {"client-2": given["client-2"]}, {}),
+  ):
+    made = federations.server(mode, **limits)
+    accepted, _ = made.examine(ledger, [sent for sent, _ in pairs.values()])
+    accepted, lines = servers.answers.add(made, ledger, accepted, answers)
+    ends[name], _ = federations.server(mode).end(ledger, accepted)
+    assert len(lines) == (name in ("bounded", "alone"))
+    if name == "bounded":
+      assert "'client-4': answer" in lines[0]
+      assert "it makes an ε more than 10 times as long" in lines[0]
+  same(ends["bounded"], ends["alone"])
+  largest = lambda e: max(np.abs(a).max() for a in jax.tree.leaves(e))
+  assert largest(ends["believed"].eps("hessian")) > 100  # Without a bound.
+  assert largest(ends["honest"].eps("hessian")) < 1
+  fell = lambda e: (np.asarray(e.guard.truncated_at) > 0).sum()
+  guarded = [
+    ends[n].state.estimators["difference"] for n in ("honest", "believed")
+  ]
+  assert fell(guarded[0]) < fell(guarded[1])  # LWET drops everybody's.
 
 
 def fuzzed(draw, sent):

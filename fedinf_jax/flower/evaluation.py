@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from fedinf_jax import influence
 from fedinf_jax import metrics
-from fedinf_jax import types
 from fedinf_jax.flower import output as outputs
 from fedinf_jax.server import ledger as ledgers
+from fedinf_jax.server import rounds
 from fedinf_jax.server import table as tables
 
 EXTREMES = 3  # clients at either end that go into Flower's own logs
@@ -20,25 +19,22 @@ class Evaluation:
 
   def __init__(
     self,
-    model: types.Model,
-    estimators: dict[str, influence.Estimator],
+    server: rounds.Server,
     test: tuple[Any, Any],
     *,
     every: int,
     folder: pathlib.Path | None,
-    seed: int,
     report: bool,
   ):
-    self._model = model
-    self._estimators = estimators
+    self._server = server
+    self._model = server.setup.model
+    self._estimators = server.estimators
     self._test = test
     self._every = every
     self._report = report
     self._output = None
     if folder is not None:
-      self._output = outputs.Output(
-        folder, seed=seed, test_examples=len(test[0])
-      )
+      self._output = outputs.Output(folder, server, len(test[0]))
 
   def resume(self, round_: int):
     """Cuts back what was written after a round."""
@@ -74,9 +70,7 @@ class Evaluation:
     found = {n: self.table(ledger, n, left_out) for n in self._estimators}
     if self._output is not None:
       loss, accuracy = self._metrics(ledger.state.params)
-      self._output.add(
-        ledger, found, loss, accuracy, self._estimators, report=self._report
-      )
+      self._output.add(ledger, found, loss, accuracy, report=self._report)
     return next(iter(found.values()))
 
   def extremes(self, found: tables.Table) -> dict[str, float]:

@@ -17,6 +17,7 @@ from fedinf_jax.flower import records
 from fedinf_jax.server import reply as replies
 
 QUERY = "query.identity"
+LONGEST_REST = 16  # rounds, at most, before a mute node is asked again
 # (grid, nodes, timeout) -> (node -> id, lines about nodes without one)
 Resolve = Callable[
   [serverapp.Grid, list[int], float], tuple[dict[int, str], list[str]]
@@ -98,6 +99,8 @@ class Nodes:
   def __init__(self, resolve: Resolve):
     self._resolve = resolve
     self._ids: dict[int, str] = {}
+    # node -> (times that it gave no id, updates until it is asked again)
+    self._mute: dict[int, tuple[int, int]] = {}
 
   def update(
     self, grid: serverapp.Grid, timeout: float
@@ -110,8 +113,12 @@ class Nodes:
     """
     there = sorted(grid.get_node_ids())
     self._ids = {n: i for n, i in self._ids.items() if n in set(there)}
-    new = [n for n in there if n not in self._ids]
+    new = self._due([n for n in there if n not in self._ids])
     found, lines = self._resolve(grid, new, timeout)
+    for node in new:
+      if node not in found:
+        times = self._mute.get(node, (0, 0))[0] + 1
+        self._mute[node] = times, min(2 ** (times - 1), LONGEST_REST) - 1
     taken = {i: n for n, i in self._ids.items()}
     for client, nodes in _grouped(found).items():
       if client in taken:
@@ -128,6 +135,14 @@ class Nodes:
       else:
         self._ids[nodes[0]] = client
     return {i: n for n, i in self._ids.items()}, lines
+
+  def _due(self, new):
+    """Returns whom to ask now: each wait for a mute node costs a timeout."""
+    self._mute = {n: self._mute[n] for n in new if n in self._mute}
+    due = [n for n in new if not self._mute.get(n, (0, 0))[1]]
+    for node, (times, rest) in self._mute.items():
+      self._mute[node] = times, max(0, rest - 1)
+    return due
 
 
 def _grouped(found: Mapping[int, str]) -> dict[str, list[int]]:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from fedinf_jax import influence
+from fedinf_jax import memory
 from fedinf_jax import tree
 from fedinf_jax import version
 from fedinf_jax.report import page
@@ -20,6 +21,7 @@ from fedinf_jax.running import finishing
 from fedinf_jax.running import records
 from fedinf_jax.running import workdir as workdirs
 from fedinf_jax.server import ledger as ledgers
+from fedinf_jax.server import rounds
 from fedinf_jax.server import table as tables
 from fedinf_jax.simulation import table as simulation_table
 
@@ -29,11 +31,14 @@ ATTENDANCE = "attendance.jsonl"  # who took part in each round
 class Output:
   """What has been measured so far, and the files that say so."""
 
-  def __init__(self, folder: pathlib.Path, *, seed: int, test_examples: int):
+  def __init__(
+    self, folder: pathlib.Path, server: rounds.Server, test_examples: int
+  ):
     self._folder = folder
-    self._seed = seed
+    self._server = server
     self._test_examples = test_examples
-    folder.mkdir(parents=True, exist_ok=True)
+    if folder.exists() and not folder.is_dir():
+      raise ValueError(f"workdir: {folder} is not a folder")
 
   def resume(self, round_: int):
     """Cuts the logs back to a round; 0: the federation begins."""
@@ -54,7 +59,6 @@ class Output:
     found: dict[str, tables.Table],
     loss: float,
     accuracy: float,
-    estimators: dict[str, influence.Estimator],
     *,
     report: bool,
   ):
@@ -65,7 +69,6 @@ class Output:
       found: the table of each estimator.
       loss: on the test set.
       accuracy: on the test set.
-      estimators: by name.
       report: whether report.html is written, too.
     """
     nothing = records.Agreement(*[None] * len(records.Agreement._fields))
@@ -77,7 +80,7 @@ class Output:
     made = influence_table(self._folder, ledger, found)
     records.write_influence(self._folder, made)
     if report:
-      self._summary(ledger, metrics, estimators, made)
+      self._summary(ledger, metrics, made)
       page.write(self._folder)
 
   def _logs(self, metrics, history):
@@ -94,14 +97,14 @@ class Output:
     (self._folder / records.LAYERS).unlink(missing_ok=True)
     records.append_round(self._folder, metrics, history, [])
 
-  def _summary(self, ledger, metrics, estimators, made):
+  def _summary(self, ledger, metrics, made):
     """Writes what the report reads beside tables and logs."""
     params = ledger.state.params
     versions = workdirs.versions()
     source = "the clients of a federation"
     about = records.About(
       name="flower",
-      config={"seed": self._seed, "fedinf_jax": version.VERSION},
+      config={"seed": self._server.seed, "fedinf_jax": version.VERSION},
       data={"source": source, "stand_in": False, "digest": "", "bad": []},
       versions=versions,
     )
@@ -116,13 +119,13 @@ class Output:
       num_params=sum(a.size for a in jax.tree.leaves(params)),
       train_examples=int(ledger.num_examples.sum()),
       test_examples=self._test_examples,
-      seed=self._seed,
+      seed=self._server.seed,
       loss=metrics.loss,
       accuracy=metrics.accuracy,
       layer_names=list(tree.names(params)),
       estimators={
-        name: _estimator(e, ledger.state.estimators[name], count)
-        for name, e in estimators.items()
+        name: _estimator(self._server, name, ledger)
+        for name in self._server.estimators
       },
       effects={name: made.counts(name) for name in made.names},
       data_digest="",
@@ -170,12 +173,14 @@ def _last(folder, ledger):
   return np.array([last.get(i, 0) for i in ledger.ids], int)
 
 
-def _estimator(estimator, state, count):
+def _estimator(server, name, ledger):
   """Returns an estimator of summary.json: nobody knows the truth."""
-  health = influence.health(state)
+  health = influence.health(ledger.state.estimators[name])
+  count = len(ledger.ids)
+  upload = server.upload_bytes(name, ledger)
   truncated = np.asarray(health.truncated_at)[:count]  # [K, L]
   growth = np.asarray(health.growth)[:count]
-  curvature = estimator.curvature
+  curvature = server.estimators[name].curvature
   layers = {
     name: records.LayerTrust(
       truncated_fraction=float((truncated[:, j] > 0).mean()),
@@ -186,8 +191,8 @@ def _estimator(estimator, state, count):
   }
   return records.Estimator(
     description=curvature.name,
-    upload_bytes_per_participant=0,
-    upload_models=0.0,
+    upload_bytes_per_participant=upload,
+    upload_models=upload / memory.tree_bytes(ledger.state.params),
     interactive=curvature.interactive,
     simulated=False,
     fil_pearson=None,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Iterable
+import contextlib
 import logging
 import pathlib
 import time
@@ -20,11 +21,13 @@ from fedinf_jax import fedavg
 from fedinf_jax import influence
 from fedinf_jax import metrics
 from fedinf_jax import types
+from fedinf_jax.data import federated
 from fedinf_jax.flower import evaluation
 from fedinf_jax.flower import exchange
 from fedinf_jax.flower import identity
 from fedinf_jax.flower import records
 from fedinf_jax.flower import store as stores
+from fedinf_jax.running import lock
 from fedinf_jax.server import ledger as ledgers
 from fedinf_jax.server import reply as replies
 from fedinf_jax.server import rounds
@@ -80,7 +83,8 @@ class InfluenceStrategy(strategies.Strategy):
       workdir: where state and output are kept; None: nowhere.
       evaluate_every: rounds between evaluations of influence.
       report: whether report.html is written at each of them.
-      on_round: (round, table) -> clients to leave out from now on.
+      on_round: (round, table) -> clients to leave out from now on. Where it has
+        a dictionary `memory`, this is checkpointed with the round.
     """
     if not isinstance(inner, strategies.FedAvg):
       raise ValueError(
@@ -88,7 +92,6 @@ class InfluenceStrategy(strategies.Strategy):
       )
     test = agreement.evaluation(model, params, metrics.loss, test)
     self._inner = inner
-    self._model = model
     self._server = rounds.server(
       model, fed, estimators, params, max_examples=max_examples, seed=seed,
       server_data=server_data, example=(test[0][:1], test[1][:1]),
@@ -96,12 +99,13 @@ class InfluenceStrategy(strategies.Strategy):
     )  # fmt: skip
     self._nodes = identity.Nodes(identify or identity.asked())
     self._evaluation = evaluation.Evaluation(
-      model, estimators, test, every=checks.positive_integer(
-        "evaluate_every", evaluate_every
-      ), folder=None if workdir is None else pathlib.Path(workdir),
-      seed=seed, report=checks.boolean("report", report),
+      self._server, test,
+      every=checks.positive_integer("evaluate_every", evaluate_every),
+      folder=None if workdir is None else pathlib.Path(workdir),
+      report=checks.boolean("report", report),
     )  # fmt: skip
     self._workdir = None if workdir is None else pathlib.Path(workdir)
+    self._data = test, _of_server(server_data)
     self._on_round = on_round
     self._wait_for = checks.positive_integer("wait_for", wait_for)
     self._params = jax.tree.map(jnp.asarray, params)
@@ -117,6 +121,11 @@ class InfluenceStrategy(strategies.Strategy):
   def ledger(self) -> ledgers.Ledger:
     """What is known of every client ever seen."""
     return self._ledger
+
+  @property
+  def server(self) -> rounds.Server:
+    """The server's side, as functions of the ledger."""
+    return self._server
 
   @property
   def left_out(self) -> tuple[str, ...]:
@@ -163,6 +172,19 @@ class InfluenceStrategy(strategies.Strategy):
     Returns:
       Flower's result; its rounds are those of this server.
     """
+    with contextlib.ExitStack() as stack:
+      if self._workdir is not None:  # A second server would spoil its files.
+        stack.enter_context(lock.owned(self._workdir))
+      return self._start(
+        grid, initial_arrays, num_rounds, timeout, train_config,
+        evaluate_config, evaluate_fn,
+      )  # fmt: skip
+
+  def _start(
+    self, grid, initial_arrays, num_rounds, timeout, train_config,
+    evaluate_config, evaluate_fn,
+  ):  # fmt: skip
+    """Does what `start` says, in a workdir that is ours."""
     self._timeout = timeout
     if initial_arrays is not None:
       given = records.from_record(initial_arrays, self._params)
@@ -194,20 +216,14 @@ class InfluenceStrategy(strategies.Strategy):
     """Reads the workdir: the ledger is where an earlier server left it."""
     if self._workdir is None:
       return
-    about = (
-      self._server.seed, *self._server.setup.fed.__dict__.items(),
-      *((n, e.curvature.key, e.guard) for n, e in
-        self._server.estimators.items()),
-    )  # fmt: skip
-    # Rounds may be more than they were.
-    about = [a for a in about if not (isinstance(a, tuple) and "rounds" in a)]
-    fingerprint = replies.digest((self._params, _bytes(repr(about))))
+    fingerprint = stores.fingerprint(self._server, self._params, *self._data)
     self._store = stores.Store(
       self._workdir, self._server.estimators, self._params, fingerprint
     )
     kept = self._store.restore(lambda line: _warn([line]))
     if kept is not None:
-      self._ledger, self._left_out = kept
+      self._ledger, self._left_out, memory = kept
+      self._remember(memory)
       self._offset = self._ledger.round
       LOG.info("Resuming after round %d", self._offset)
     self._evaluation.resume(self._offset)
@@ -256,7 +272,8 @@ class InfluenceStrategy(strategies.Strategy):
     for key, value in self._evaluated().items():
       metrics_[key] = value
     if self._store is not None:
-      self._store.save(stores.Kept(self._ledger, self._left_out))
+      memory = dict(self._memory)
+      self._store.save(stores.Kept(self._ledger, self._left_out, memory))
     return arrays, metrics_ or None
 
   def configure_evaluate(
@@ -331,6 +348,18 @@ class InfluenceStrategy(strategies.Strategy):
     state = self._ledger.state._replace(params=jax.tree.map(jnp.asarray, made))
     self._ledger = self._ledger._replace(state=state)
 
+  @property
+  def _memory(self):
+    """Returns what the hook remembers; it is the hook's own dictionary."""
+    memory = getattr(self._on_round, "memory", None)
+    return memory if isinstance(memory, dict) else {}
+
+  def _remember(self, memory):
+    """Gives the hook what it remembered after the checkpoint's round."""
+    own = self._memory
+    own.clear()
+    own.update(memory)
+
   def _evaluated(self):
     """Evaluates where it is due, and asks the hook whom to leave out."""
     found = self._evaluation.after_round(self._ledger, self._left_out)
@@ -347,10 +376,13 @@ class InfluenceStrategy(strategies.Strategy):
     return self._evaluation.extremes(found)
 
 
+def _of_server(data):
+  """Returns the server's own examples, and whose they are."""
+  if isinstance(data, federated.FederatedData):
+    return data.x, data.y, data.num_examples, list(map(str, data.ids))
+  return jax.tree.map(np.asarray, data)
+
+
 def _warn(lines: list[str]):
   for line in lines:
     LOG.warning("%s", line)
-
-
-def _bytes(text: str) -> np.ndarray:
-  return np.frombuffer(text.encode(), np.uint8)

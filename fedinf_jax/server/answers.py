@@ -68,11 +68,15 @@ def _checked(server, ledger, asked, digest, one, answered):
     raise ValueError("answer: it is for other ε than were sent")
   if not isinstance(given.arrays, dict) or set(given.arrays) != set(asked):
     raise ValueError(f"answer: there must be one for each of {sorted(asked)}")
-  largest = server.limits.largest_number
-  return {
-    name: replies.check_arrays(f"answer {name}", given.arrays[name], e, largest)
-    for name, e in asked.items()
-  }
+  limits, found = server.limits, {}
+  for name, eps in asked.items():
+    field, arrays = f"answer {name}", given.arrays[name]
+    lost = replies.check_arrays(field, arrays, eps, limits.largest_number)
+    if limits.largest_growth is not None:
+      params = ledger.state.params
+      replies.check_growth(field, lost, eps, params, limits.largest_growth)
+    found[name] = lost
+  return found
 
 
 def _nothing(ledger):

@@ -25,6 +25,7 @@ class Limits(NamedTuple):
   largest_share: float | None = None  # n_k / N of a round; None: any
   largest_update: float = 1e9  # ‖w_{t,m}^k − w_{t-1}‖
   largest_number: float = 1e9  # of a report or an answer
+  largest_growth: float | None = None  # ‖P_kε‖ / ‖ε‖ of an answer; None: any
   most_clients: int = 100_000  # rows of ε
 
 
@@ -69,6 +70,8 @@ def check_limits(limits: Limits, cohort_size: int) -> Limits:
     )
   checks.positive("largest_update", limits.largest_update)
   checks.positive("largest_number", limits.largest_number)
+  if limits.largest_growth is not None:
+    checks.positive("largest_growth", limits.largest_growth)
   checks.positive_integer("most_clients", limits.most_clients)
   return limits._replace(most_examples=most)
 
@@ -151,6 +154,34 @@ def check_arrays(field: str, arrays: Any, expected: Any, largest: float) -> Any:
     if found[-1].size and not np.abs(found[-1]).max() <= largest:
       raise ValueError(f"{field}: {name} has a number above {largest:g}")
   return treedef.unflatten(found)
+
+
+def check_growth(
+  field: str, lost: types.Params, eps: types.Params, params: types.Params,
+  largest: float,
+):  # fmt: skip
+  """Refuses an answer that makes some ε much larger.
+
+  Args:
+    field: what it is.
+    lost: ε − P_kε as answered, leaves [K, ...].
+    eps: what was sent, leaves [K, ...].
+    params: w_{t-1}; rounding in models of its size is no growth.
+    largest: ‖P_kε‖ / ‖ε‖.
+  """
+
+  def norm(leaves):
+    flat = [np.asarray(a, np.float64).reshape(len(a), -1) for a in leaves]
+    return np.sqrt(sum((a**2).sum(1) for a in flat))
+
+  leaves, lost = jax.tree.leaves(eps), jax.tree.leaves(lost)
+  before = norm(leaves)
+  after = norm([e - d for e, d in zip(leaves, lost, strict=True)])
+  rounding = 1e-5 * norm([w[None] for w in jax.tree.leaves(params)])
+  if (after > largest * (before + rounding)).any():
+    raise ValueError(
+      f"{field}: it makes an ε more than {largest:g} times as long"
+    )
 
 
 def over_share(counts: list[int], largest: float) -> list[int]:

@@ -14,6 +14,7 @@ from fedinf_jax import checks
 from fedinf_jax import fedavg
 from fedinf_jax import federation
 from fedinf_jax import influence
+from fedinf_jax import memory
 from fedinf_jax import metrics
 from fedinf_jax import removals
 from fedinf_jax import rng
@@ -49,6 +50,13 @@ class Server(NamedTuple):
     """The estimators whose participants are sent every ε."""
     found = self.estimators.items()
     return {n: e for n, e in found if e.curvature.interactive}
+
+  def upload_bytes(self, name: str, ledger: ledgers.Ledger) -> int:
+    """Returns the bytes that a participant sends for an estimator."""
+    curvature = self.estimators[name].curvature
+    if curvature.interactive:  # An answer to every ε.
+      return len(ledger.ids) * memory.tree_bytes(ledger.state.params)
+    return memory.tree_bytes(self.report.get(curvature.key, ()))
 
   def cohort(self, round_: int, ids: Sequence[str]) -> list[str]:
     """Draws who takes part, from the seed and the ids alone."""

@@ -77,7 +77,7 @@ def clients(
   Args:
     ids: of the K clients.
     num_examples: [K].
-    cohorts: int [T, B], who took part; None: unknown.
+    cohorts: int [T, B], who took part, K for nobody; None: unknown.
     removed: bool [R, K], who is taken out; None: one client after another.
   """
   ids, members = list(ids), [[k] for k in range(len(ids))]
@@ -87,7 +87,7 @@ def clients(
     ids = [joined(some) or "nobody" for some in members]
   times = last = np.full(len(members), np.nan)
   if cohorts is not None:
-    drawn = np.zeros((len(num_examples), len(cohorts)), bool)
+    drawn = np.zeros((len(num_examples) + 1, len(cohorts)), bool)
     drawn[cohorts, np.arange(len(cohorts))[:, None]] = True
     drawn = np.array([drawn[some].any(0) for some in members])
     times = drawn.sum(1)

@@ -33,7 +33,7 @@ class Request(NamedTuple):
   data: federated.FederatedData
   estimators: dict[str, influence.Estimator]
   setup: wall.Setup
-  cohorts: np.ndarray  # int32 [T, B]
+  cohorts: np.ndarray  # int32 [T, B], K for nobody
   mask: np.ndarray | None  # bool [R, K]; None: leave-one-out
   num_removals: int  # R
   replayed: np.ndarray  # int [E]
@@ -74,11 +74,13 @@ def request(
   server_data: Any,
   mesh: Any,
   served: influence.Estimator | None = None,
+  ragged: bool = False,
 ) -> Request:
   """Checks what a user asks for, the cheap things first.
 
   Args beyond those of `simulator.simulator`:
     served: an estimator that is not kept, but whose curvature the server makes.
+    ragged: whether cohorts may be of several sizes.
   """
   mesh = devices.resolve(mesh)
   seed = checks.seed(seed)
@@ -98,7 +100,7 @@ def request(
     data=data,
     estimators=estimators,
     setup=setup,
-    cohorts=checks.cohorts(cohorts, data, fed, seed),
+    cohorts=checks.cohorts(cohorts, data, fed, seed, ragged=ragged),
     mask=mask,
     num_removals=num_removals,
     replayed=removals.check_exact(exact, num_removals),
@@ -378,6 +380,7 @@ def _slots(cohorts, num_clients):
   JAX does not read from an axis of length zero.)
   """
   times = np.bincount(cohorts.ravel(), minlength=num_clients + 1)
+  times[num_clients] = 0  # Nobody, who fills up a cohort.
   again = np.flatnonzero(times > 1)
   num_slots = max(1, len(again))
   slots = np.full(num_clients + 1, num_slots, np.int32)

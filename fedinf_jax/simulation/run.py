@@ -85,7 +85,7 @@ class Run:
     example: what the training data look like; None: not known.
     ids: of the clients; None: not known.
     num_examples: int [K], of the clients; None: not known.
-    cohorts: int [T, B], who took part; None: not known.
+    cohorts: int [T, B], who took part, K for nobody; None: not known.
     removed: bool [R, K], who is taken out; None: one client after another.
     history: FIL of the evaluated rounds; or None.
   """

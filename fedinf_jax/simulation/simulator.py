@@ -62,7 +62,8 @@ def simulator(
     exact: True: replay every removal; False: none; or a list of rows.
     removals: bool [R, K], one row per set of clients taken out together; None:
       leave-one-out, R = K.
-    cohorts: int [T, B] positions of clients; None: drawn from the seed.
+    cohorts: int [T, B] positions of clients; None: drawn from the seed. A list
+      of T lists may have shorter ones, where not everybody replied.
     params: w_0; None: drawn from the seed.
     seed: of every draw.
     server_data: (x [N, ...], y [N, ...]), examples of the server's own, for
@@ -151,7 +152,7 @@ def simulate(
     state,
     data,
     removals=options.get("removals"),
-    cohorts=checks.cohorts(*cohorts),
+    cohorts=checks.cohorts(*cohorts, ragged=True),
   )
   history = recorders.joined(evaluated, lines) if record else None
   return dataclasses.replace(run, history=history)
@@ -246,7 +247,7 @@ def _plan(
   asked = plans.request(
     model, data, fed, estimators=estimators, exact=exact, removals_=removals,
     cohorts=cohorts, params=params, seed=seed, server_data=server_data,
-    mesh=mesh,
+    mesh=mesh, ragged=True,
   )  # fmt: skip
   return plans.make(asked, replay_chunk=replay_chunk, upload_chunk=upload_chunk)
 

@@ -123,8 +123,9 @@ def strategy(mode="silent", **options):
   """The strategy of the small federation."""
   data = {"server_data": federations.server_data()} if mode == "silent" else {}
   inner = strategies.FedAvg(fraction_evaluate=0.0, min_available_nodes=3)
+  options = {"seed": federations.SEED} | options
   return flower.InfluenceStrategy(
     inner, federations.MODEL, federations.FED, federations.MODES[mode],
     federations.params(), test=federations.server_data(seed=9),
-    max_examples=14, seed=federations.SEED, **data, **options,
+    max_examples=14, **data, **options,
   )  # fmt: skip

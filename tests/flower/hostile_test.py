@@ -282,3 +282,22 @@ def test_an_id_is_drawn_once_and_kept():
   assert len(first) == 32 and flower.client_id(context) == first
   other = app.Context(2, 9, {}, context.state, {})  # Under another node id.
   assert flower.client_id(other) == first
+
+
+def test_a_mute_node_is_asked_less_and_less():
+  grid = grids.InProcess(grids.jax_client("silent"), {1: "a", 2: "b"})
+  grid.spoil[2] = lambda message: []
+  nodes = identity.Nodes(flower.asked())
+  asked_in = []
+  for t in range(1, 41):
+    before = len(grid.sent)
+    there, lines = nodes.update(grid, 1.0)
+    assert there == {"a": 1}
+    if len(grid.sent) > before:
+      asked_in.append(t)
+      assert lines == ["node 2: client-id: there is none; it takes no part"]
+  assert asked_in == [1, 2, 4, 8, 16, 32]
+  del grid.spoil[2]
+  for _ in range(16):
+    there, _ = nodes.update(grid, 1.0)
+  assert there == {"a": 1, "b": 2}

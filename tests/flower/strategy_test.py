@@ -7,14 +7,21 @@ pytest.importorskip(
 )
 
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
 
 import jax
 import numpy as np
+import optax
 
+import fedinf_jax as fi
 from fedinf_jax import flower
+from fedinf_jax.flower import store
+from fedinf_jax.running import lock
+from fedinf_jax.server import policy
+from fedinf_jax.server import rounds
 from tests import federations
 from tests.flower import grids
 from tests.flower import scripts
@@ -103,20 +110,117 @@ def test_clients_come_and_go_and_a_server_is_killed(tmp_path):
   same(whole.ledger, federations.play("silent", cohort, num_rounds=6))
 
 
-def test_a_workdir_of_another_federation_is_refused(tmp_path):
-  scripted(tmp_path, lambda *_: None, num_rounds=1)
-  made = grids.strategy("upload", workdir=tmp_path / "run")
-  grid = grids.InProcess(grids.jax_client("upload"), grids.nodes())
-  with pytest.raises(ValueError, match=r"workdir: .* another model, seed or"):
-    made.start(grid, num_rounds=1)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  """The workdir of a federation of three rounds, and its ledger."""
+  folder = tmp_path_factory.mktemp("finished") / "run"
+  with pytest.MonkeyPatch.context() as patch:
+    from flwr.supercore import task_identity
+
+    for name in ("_task_id", "_run_id", "_node_id"):
+      patch.setattr(task_identity.TaskIdentity, name, 1)
+    made = scripts.play(folder, lambda *_: None, num_rounds=3)
+  return folder, made.ledger
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
-  made = scripted(tmp_path, lambda *_: None, num_rounds=3)
-  (tmp_path / "run" / "checkpoints" / "clients-3.json").write_text("{")
-  again = scripted(tmp_path, lambda *_: None, num_rounds=3)
+@pytest.fixture
+def copied(finished, tmp_path):
+  shutil.copytree(finished[0], tmp_path / "run")
+  return tmp_path / "run"
+
+
+def started(folder, mode="silent", *, num_rounds=3, **options):
+  made = grids.strategy(mode, workdir=folder, **options)
+  grid = grids.InProcess(grids.jax_client(mode), grids.nodes())
+  made.start(grid, num_rounds=num_rounds)
+  return made
+
+
+@pytest.mark.parametrize(
+  "mode, options", [("upload", {}), ("silent", {"seed": 3})]
+)
+def test_a_workdir_of_another_federation_is_refused(copied, mode, options):
+  before = {p: p.read_bytes() for p in copied.glob("*.*")}
+  with pytest.raises(ValueError, match=r"workdir: .* another model, seed"):
+    started(copied, mode, **options)
+  assert {p: p.read_bytes() for p in copied.glob("*.*")} == before
+
+
+def test_other_data_of_the_server_are_refused(copied):
+  made = grids.strategy(workdir=copied)
+  made._data = federations.server_data(seed=10), made._data[1]
+  grid = grids.InProcess(grids.jax_client("silent"), grids.nodes())
+  with pytest.raises(ValueError, match=r"workdir: .* training, data or"):
+    made.start(grid, num_rounds=3)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"ids": 3}'])
+def test_a_damaged_checkpoint_is_passed_over(finished, copied, caplog, content):
+  (copied / "checkpoints" / "clients-3.json").write_text(content)
+  again = started(copied)
   assert "the checkpoint of round 3 cannot be used" in caplog.text
-  same(again.ledger, made.ledger)
+  same(again.ledger, finished[1])
+
+
+def test_a_federation_does_not_begin_anew_silently(copied):
+  for path in (copied / "checkpoints").glob("clients-*.json"):
+    path.unlink()
+  before = (copied / "attendance.jsonl").read_bytes()
+  with pytest.raises(ValueError, match="has checkpoints, but none that this"):
+    started(copied)
+  assert (copied / "attendance.jsonl").read_bytes() == before
+
+
+def test_a_workdir_belongs_to_one_server(copied):
+  with (
+    lock.owned(copied),
+    pytest.raises(ValueError, match="is in use by process"),
+  ):
+    started(copied)
+  place = copied / "a file"
+  place.write_text("")
+  with pytest.raises(ValueError, match=r"workdir: .* is not a folder"):
+    grids.strategy(workdir=place)
+
+
+def test_the_hook_remembers_what_it_counted(tmp_path):
+  """A server that is started anew in every round leaves out the same."""
+  hook = lambda: policy.leave_out_harmful(evaluations=3, errors=1e-6, most=0.4)
+  whole = started(tmp_path / "whole", num_rounds=4, on_round=hook())
+  assert whole.left_out
+  for t in (2, 4):
+    parts = started(tmp_path / "parts", num_rounds=t, on_round=hook())
+  assert parts.left_out == whole.left_out
+  same(parts.ledger, whole.ledger)
+
+
+def test_a_round_in_which_all_are_refused_changes_nothing(caplog):
+  made = grids.strategy()
+  grid = grids.InProcess(grids.jax_client("silent"), grids.nodes())
+  ledgers, aggregate = [made.ledger], made.aggregate_train
+
+  def aggregated(server_round, replies):
+    if server_round == 2:
+      for message in replies:
+        del message.content["metrics"]
+    found = aggregate(server_round, replies)
+    ledgers.append(made.ledger)
+    return found
+
+  made.aggregate_train = aggregated
+  made.start(grid, num_rounds=3)
+  assert caplog.text.count("metrics: there are 0 records; it must be one") == 3
+  assert [ledger.round for ledger in ledgers] == [0, 1, 2, 3]
+  assert ledgers[2].state is ledgers[1].state
+  assert ledgers[3].times.sum() == 6
+
+
+def test_with_everybody_left_out_rounds_are_empty(tmp_path):
+  hook = lambda t, table: list(table.ids)
+  made = started(tmp_path / "run", num_rounds=6, on_round=hook)
+  assert made.ledger.round == 6 and set(made.left_out) == set(made.ledger.ids)
+  lines = (tmp_path / "run" / "attendance.jsonl").read_text().splitlines()
+  assert '"clients": []' in lines[-1]
 
 
 def test_the_report_is_written_live(tmp_path):
@@ -177,3 +281,18 @@ def test_a_strategy_that_is_no_average_is_refused():
   grid = grids.InProcess(grids.jax_client("silent"), grids.nodes())
   with pytest.raises(ValueError, match="inner: FedAvg does not average"):
     made.start(grid, num_rounds=1)
+
+
+def test_an_optimizer_is_known_again_in_another_process():
+  def made(momentum):
+    fed = fi.FedAvg(
+      rounds=3, cohort_size=3, local_steps=2,
+      client_optimizer=optax.sgd(0.1, momentum=momentum),
+    )  # fmt: skip
+    estimators = {"none": fi.estimator(fi.truncated(), fi.no_guard())}
+    server = rounds.server(
+      federations.MODEL, fed, estimators, federations.params(), max_examples=14
+    )
+    return store.fingerprint(server, federations.params())
+
+  assert made(0.9) == made(0.9) != made(None)
