@@ -1,0 +1,216 @@
+r"""Attacks what participants send, and measures what defences cost.
+
+    python -m experiments.privacy --data_dir=FEMNIST
+
+Images are recovered from FedAvg's updates alone and from uploads of
+`fi.fisher`: as they are, rotated, compressed, clipped and noised. Prints tables
+and writes privacy.json and privacy.png. Needs the environment of
+requirements-privacy.txt.
+"""
+
+import importlib.util
+import pathlib
+import time
+
+from absl import flags
+import numpy as np
+
+from experiments import launch
+from experiments import privacy_attacks as attacks
+from experiments import privacy_cost as costs
+from experiments import privacy_defences as defences
+from experiments import privacy_figure
+from experiments import privacy_measure as measure
+from experiments import privacy_models
+from experiments import recipes
+import fedinf_jax as fi
+from fedinf_jax.running import files
+
+NEEDED = {"sklearn": "scikit-learn", "dp_accounting": "dp-accounting"}
+DELTA = 1e-5
+
+_DATA_DIR = launch.define_data_dir()
+_WORKDIR = flags.DEFINE_string("workdir", "runs/privacy", "Where files go.")
+_CLIENTS = flags.DEFINE_integer(
+  "clients", 2, "Clients that are attacked.", lower_bound=1
+)
+_IMAGES = flags.DEFINE_integer(
+  "images", 8, "Images of each of them.", lower_bound=1, upper_bound=32
+)
+_STEPS = flags.DEFINE_integer(
+  "steps", 600, "Steps of every search for images.", lower_bound=1
+)
+_CLIP = flags.DEFINE_float(
+  "clip", 1.0, "C, the norm that gradients are clipped to.", lower_bound=1e-6
+)
+_NOISE = flags.DEFINE_multi_float(
+  "noise", [0.001, 0.01, 0.1, 1.0],
+  "z, the noise's standard deviation over the sensitivity 2C; repeatable.",
+  lower_bound=1e-6,
+)  # fmt: skip
+_SEEDS = flags.DEFINE_integer(
+  "seeds", 2, "Federations of each kind, for what a defence costs; 0: none.",
+  lower_bound=0,
+)  # fmt: skip
+_SCALE = flags.DEFINE_float(
+  "scale", 1.0, "Shrinks those federations.", lower_bound=0.01, upper_bound=1.0
+)
+_SEED = flags.DEFINE_integer(
+  "seed", 0, "Of the attacked images.", lower_bound=0
+)
+
+
+def main(argv: list[str]):
+  """Attacks, prints tables and writes files."""
+  del argv
+  for module, name in NEEDED.items():
+    if importlib.util.find_spec(module) is None:
+      raise ValueError(
+        f"{name} is not installed; this binary has an environment of its own:"
+        " pip install -r requirements-privacy.txt"
+      )
+  folder = pathlib.Path(_WORKDIR.value)
+  folder.mkdir(parents=True, exist_ok=True)
+  writers, source = _writers()
+  secrets = measure.secrets(writers, _CLIENTS.value, _IMAGES.value, _SEED.value)
+  print(f"images: {source}; {len(secrets.images)} of them", flush=True)
+  content = {"source": source, "flags": _flags()}
+  content["logreg"] = _show_logreg()
+  content["images"] = _show_images(secrets, folder)
+  content["unmixed"] = _show_unmixed(secrets)
+  if _SEEDS.value:
+    content["costs"] = _show_costs(writers)
+  files.write_json(folder / "privacy.json", content)
+  print(folder / "privacy.json", folder / "privacy.png", sep="\n")
+
+
+def _flags():
+  ours = (
+    _CLIENTS, _IMAGES, _STEPS, _CLIP, _NOISE, _SEEDS, _SCALE, _SEED
+  )  # fmt: skip
+  return {f.name: f.value for f in ours}
+
+
+def _writers():
+  """Reads FEMNIST, or makes glyph writers; returns them and their source."""
+  if _DATA_DIR.value is None:
+    return fi.data.glyphs(20, 124, seed=_SEED.value), recipes.GLYPHS
+  train, _, source = recipes.read_femnist(None, _DATA_DIR.value)
+  return train, source
+
+
+_STARTED = time.monotonic()
+
+
+def _say(what):
+  """Says what is done next."""
+  print(f"[{time.monotonic() - _STARTED:4.0f} s] {what}", flush=True)
+
+
+def _show_logreg():
+  """Reads inputs of a logistic regression off."""
+  errors = measure.logreg(_SEED.value)
+  print("\nLogistic regression, 50 rows: largest error of an input read off")
+  for what, error in errors.items():
+    print(f"  {what} gradients: {error:.1e} of the largest entry")
+  return errors
+
+
+def _show_images(secrets, folder):
+  """Attacks both CNNs, and draws what was found."""
+  blank = np.full_like(secrets.images, attacks.PAPER)
+  drawn = [("the clients' images", secrets.images[: _IMAGES.value], None)]
+  tables = {"blank paper": {"setting2": attacks.psnr(blank, secrets.images)}}
+  for name in ("setting2", "setting3"):
+    net = getattr(privacy_models, name)()
+    bench = measure.Bench(net, secrets, _STEPS.value, _SEED.value)
+    say = lambda what, name=name: _say(f"{name}: {what}")
+    found = measure.attack_images(bench, _CLIP.value, _NOISE.value, say)
+    for f in found:
+      tables.setdefault(f.what, {})[name] = f.psnr
+      drawn.append((f"{name}, {f.what}", f.images[: _IMAGES.value], f.psnr))
+  files.write(folder / "privacy.png", privacy_figure.png(drawn))
+  print("\n| what is sent | setting 2's CNN: PSNR, dB | setting 3's CNN |")
+  print("|---|---|---|")
+  for what, by_net in tables.items():
+    cells = [_mean(by_net.get(n)) for n in ("setting2", "setting3")]
+    print(f"| {what} | {' | '.join(cells)} |", flush=True)
+  return {
+    what: {n: a.tolist() for n, a in by_net.items()}
+    for what, by_net in tables.items()
+  }
+
+
+def _show_unmixed(secrets):
+  """Unmixes what dense layers read."""
+  flat = lambda params, x: x.reshape(-1)
+  nets = {
+    "dense first": (privacy_models.dense_first(), flat),
+    "setting2": privacy_models.setting2()[:2],
+    "setting3": privacy_models.setting3()[:2],
+  }
+  found = []
+  for name, (model, features) in nets.items():
+    _say(f"{name}: unmixing")
+    found += measure.unmix_inputs(model, features, secrets, name, _SEED.value)
+  print("\n| unmixed, |Pearson| with the layer's true inputs | ICA | algebra |")
+  print("|---|---|---|")
+  for f in found:
+    print(f"| {f.what} | {_mean(f.independent, 3)} | {_mean(f.algebra, 3)} |")
+  as_list = lambda a: None if a is None else a.tolist()
+  return {
+    f.what: {"ica": as_list(f.independent), "algebra": as_list(f.algebra)}
+    for f in found
+  }
+
+
+def _show_costs(writers):
+  """Measures every defence's agreement with retraining."""
+  found = {}
+  for kind in ("images", "logreg"):
+    per_seed, rounds = [], 0
+    for seed in range(_SEEDS.value):
+      _say(f"{kind}: retraining without each client, seed {seed}")
+      if kind == "images":
+        federation = costs.images(writers, seed, _SCALE.value)
+      else:
+        federation = costs.logreg(seed, _SCALE.value)
+      compared = costs.curvatures(_CLIP.value, _NOISE.value)
+      agreement, most = costs.agreement(federation, compared)
+      per_seed.append(agreement)
+      rounds = max(rounds, most)
+    found[kind] = {
+      "rounds": rounds,
+      "agreement": {name: [one[name] for one in per_seed] for name in compared},
+      "epsilon": {
+        f"{z:g}": [defences.epsilon(z, t, DELTA) for t in (1, rounds)]
+        for z in _NOISE.value
+      },
+    }
+  print("\n| sent | " + " | ".join(f"{k}: Pearson | Spearman" for k in found))
+  print("|---" * (1 + 2 * len(found)) + "|")
+  for name in compared:
+    cells = [
+      _mean(np.array(found[kind]["agreement"][name], float)[:, i], 3)
+      for kind in found
+      for i in (0, 1)
+    ]
+    print(f"| {name} | {' | '.join(cells)} |")
+  for kind, there in found.items():
+    print(f"{kind}: a client takes part in at most {there['rounds']} rounds")
+    for z, (one, all_) in there["epsilon"].items():
+      print(
+        f"  noise {z}: ε = {one:.3g} a round, {all_:.3g} in all, δ = {DELTA}"
+      )
+  return found
+
+
+def _mean(values, digits=1):
+  """Writes mean ± standard deviation."""
+  if values is None:
+    return "–"
+  return f"{np.mean(values):.{digits}f} ± {np.std(values):.{digits}f}"
+
+
+if __name__ == "__main__":
+  launch.run(main)

@@ -1,0 +1,257 @@
+"""Attacks on uploads, measured: which images come back, and how well."""
+
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from experiments import privacy_attacks as attacks
+from experiments import privacy_defences as defences
+from experiments import privacy_models
+from experiments import privacy_uploads as uploads
+import fedinf_jax as fi
+from fedinf_jax.linalg import low_rank
+
+RANK = 4
+
+
+class Found(NamedTuple):
+  """Images that an attack found, beside those that there were."""
+
+  what: str  # was sent
+  images: np.ndarray  # [N, 28, 28, 1], each beside its true one
+  psnr: np.ndarray  # [N], in decibels
+
+
+class Secrets(NamedTuple):
+  """The images of some clients, whose messages are attacked."""
+
+  x: np.ndarray  # [clients, n, 28, 28, 1]
+  y: np.ndarray  # [clients, n]
+
+  @property
+  def images(self) -> np.ndarray:
+    """All of them, [N, 28, 28, 1]."""
+    return self.x.reshape(-1, *attacks.IMAGE)
+
+  def by(self, n: int) -> "Secrets":
+    """Deals the same images to clients with n each."""
+    return Secrets(self.x.reshape(-1, n, *attacks.IMAGE), self.y.reshape(-1, n))
+
+
+def secrets(
+  writers: fi.FederatedData, clients: int, images: int, seed: int
+) -> Secrets:
+  """Draws images at random."""
+  some = np.random.default_rng([seed, 2]).permutation(len(writers.x))
+  some = some[: clients * images]
+  shape = clients, images
+  x = np.asarray(writers.x[some], np.float32)
+  return Secrets(
+    x.reshape(*shape, *attacks.IMAGE), writers.y[some].reshape(shape)
+  )
+
+
+def sample(count: int, **options: Any):
+  """Returns the curvature whose uploads are attacked: whole vectors."""
+  return fi.fisher(
+    num_samples=count, labels="sampled", layerwise=False, **options
+  )
+
+
+class Bench:
+  """One network at its start, clients, and an attacker.
+
+  Attributes:
+    net: the network.
+    params: w_0.
+    secrets: the clients' images.
+  """
+
+  def __init__(self, net, secrets_: Secrets, steps: int, seed: int):
+    self.net, self.secrets = net, secrets_
+    self.params = net.model.init(jax.random.key(seed))
+    self.attacker = attacks.Attacker(net, steps)
+    self.fed = fi.FedAvg(
+      rounds=1, cohort_size=1, local_steps=2, learning_rate=0.03
+    )
+
+  def send(self, curvature, secrets_: Secrets | None = None):
+    """Returns every client's messages."""
+    secrets_ = secrets_ or self.secrets
+    return [
+      uploads.send(self.net.model, self.fed, self.params, (x, y), curvature, i)
+      for i, (x, y) in enumerate(zip(secrets_.x, secrets_.y, strict=True))
+    ]
+
+  def update_alone(self, n: int) -> Found:
+    """FedAvg itself: inverts updates of clients with n images each."""
+    dealt = self.secrets.by(n)
+    sent = [m.update for m in self.send(None, dealt)]
+    update = jax.tree.map(lambda *a: np.stack(a), *sent)
+    found = self.attacker.from_update(self.params, update, dealt.y, self.fed)
+    return self._found(f"FedAvg's update alone, n_k = {n}", found)
+
+  def single_gradients(self, what: str, curvature) -> Found:
+    """Inverts every row of an upload as the gradient of one image."""
+    rows = uploads.stacked([m.rows for m in self.send(curvature)])
+    return self._by_client(
+      what, self.attacker.from_gradients(self.params, rows)
+    )
+
+  def rotated(self, what: str) -> Found:
+    """Unmixes rotated rows, then inverts each."""
+    n = self.secrets.x.shape[1]
+    unmixed = [
+      self.unmixed(m, n) for m in self.send(sample(n, spectrum="relu"))
+    ]
+    rows = uploads.stacked([u.gradients for u in unmixed])
+    return self._by_client(
+      what, self.attacker.from_gradients(self.params, rows)
+    )
+
+  def compressed(self, what: str, rank: int) -> Found:
+    """Unmixes what the first dense layer read, and inverts that."""
+    n = self.secrets.x.shape[1]
+    sent = self.send(sample(n, spectrum="relu", rank=rank))
+    inputs = np.concatenate([self.unmixed(m, n).inputs for m in sent])
+    return self._by_client(what, self.attacker.from_inputs(self.params, inputs))
+
+  def unmixed(self, message: uploads.Messages, count: int) -> attacks.Unmixed:
+    """Unmixes one upload by its first dense layer."""
+    layer = message.rows["dense1"]
+    return attacks.unmix(layer["kernel"], layer["bias"], message.rows, count)
+
+  def _by_client(self, what, images):
+    shape = *self.secrets.y.shape, *attacks.IMAGE
+    return self._found(what, np.reshape(images, shape))
+
+  def _found(self, what, images):
+    dealt = self.secrets.by(images.shape[1])
+    pairs = zip(images, dealt.x, strict=True)
+    images = np.concatenate([attacks.paired(a, b) for a, b in pairs])
+    return Found(what, images, attacks.psnr(images, self.secrets.images))
+
+
+def attack_images(
+  bench: Bench, clip: float, multipliers: list[float], say
+) -> list[Found]:
+  """Attacks every kind of message.
+
+  Args:
+    bench: network, clients and attacker.
+    clip: C.
+    multipliers: z of each amount of noise.
+    say: called with what is done next.
+  """
+  n = bench.secrets.x.shape[1]
+  found = []
+  for count in sorted({1, n // 2, n}):
+    say(f"FedAvg's update of {count} images")
+    found.append(bench.update_alone(count))
+  say("single gradients")
+  found.append(bench.single_gradients("uploaded as they are", sample(n)))
+  say("rotated rows")
+  found.append(bench.rotated("rotated"))
+  if n > 1:
+    rank = min(RANK, n - 1)
+    say(f"rank {rank}")
+    found.append(bench.compressed(f"rank {rank} of {n}", rank))
+  for z in [0.0, *multipliers]:
+    name = f"clipped, noise {z:g}" if z else "clipped"
+    say(name)
+    mechanism = defences.Mechanism(clip, z)
+    # Not rotated: the guarantee is about these, and a rotation hides nothing.
+    curvature = released(mechanism, n)
+    found.append(bench.single_gradients(name, curvature))
+  return found
+
+
+def released(mechanism: defences.Mechanism, count: int):
+  """Returns a curvature whose upload is what the guarantee is about."""
+  made = defences.private_fisher(mechanism, num_samples=count, labels="sampled")
+  options = made.options
+
+  def report(setup, client):
+    rows = defences.release(setup, client, count, options, mechanism)
+    return low_rank.Rows(jax.tree.map(lambda a: a[None], rows), None)
+
+  return made._replace(report=report)
+
+
+class Mixed(NamedTuple):
+  """How well inputs of a dense layer were unmixed, |Pearson| of each, [N]."""
+
+  what: str
+  independent: np.ndarray  # by independent component analysis
+  algebra: np.ndarray | None  # by `attacks.unmix`; None: it needs single rows
+
+
+def unmix_inputs(
+  model: fi.Model, features, secrets_: Secrets, name: str, seed: int
+) -> list[Mixed]:
+  """Unmixes what a dense layer read, from rotated rows and from their sum.
+
+  Args:
+    model: with a layer "dense1".
+    features: (params, image) -> what that layer reads.
+    secrets_: the clients' images.
+    name: of the network.
+    seed: of its parameters.
+  """
+  params = model.init(jax.random.key(seed))
+  fed = fi.FedAvg(rounds=1, cohort_size=1, local_steps=1, learning_rate=0.03)
+  n = secrets_.x.shape[1]
+  found = {f"{name}: rotated rows of {n}": [], f"{name}: sum of {n}": []}
+  for i, (x, y) in enumerate(zip(secrets_.x, secrets_.y, strict=True)):
+    curvature = sample(n, spectrum="relu")
+    sent = uploads.send(model, fed, params, (x, y), curvature, i)
+    true = np.asarray(jax.vmap(features, (None, 0))(params, x))
+    layer = sent.rows["dense1"]
+    kernel = np.asarray(layer["kernel"]).reshape(n, true.shape[1], -1)
+    sides = np.moveaxis(kernel, 1, 2).reshape(-1, true.shape[1])
+    by_algebra = attacks.unmix(
+      layer["kernel"], layer["bias"], sent.rows, n
+    ).inputs
+    total = np.asarray(sent.update["dense1"]["kernel"]).T
+    rotated, summed = found.values()
+    rotated.append((
+      attacks.correlations(attacks.independent_components(sides, n), true),
+      attacks.correlations(by_algebra, true),
+    ))  # fmt: skip
+    components = attacks.independent_components(total, min(n, len(total)))
+    summed.append((attacks.correlations(components, true), None))
+  return [
+    Mixed(
+      what,
+      np.concatenate([a for a, _ in pairs]),
+      None if pairs[0][1] is None else np.concatenate([b for _, b in pairs]),
+    )
+    for what, pairs in found.items()
+  ]
+
+
+def logreg(seed: int, count: int = 50) -> dict[str, float]:
+  """Reads the inputs of a logistic regression off single and rotated rows.
+
+  Returns:
+    The largest error of an entry, relative to the largest entry.
+  """
+  data = fi.data.synthetic(num_clients=60)
+  k = int(np.argsort(-data.num_examples)[0])
+  x, y = (a[:count] for a in data.client(k))
+  model = fi.models.logreg(60, 5)
+  params = model.init(jax.random.key(seed))
+  fed = fi.FedAvg(rounds=1, cohort_size=1, local_steps=1, learning_rate=0.03)
+  errors = {}
+  for what, options in (("single", {}), ("rotated", {"spectrum": "relu"})):
+    sent = uploads.send(model, fed, params, (x, y), sample(count, **options))
+    kernel, bias = (sent.rows["dense"][n] for n in ("kernel", "bias"))
+    if options:
+      found = attacks.unmix(kernel, bias, sent.rows, count).inputs
+    else:
+      found = attacks.read_off(kernel.reshape(count, 60, 5), bias)
+    found = attacks.paired(np.asarray(found), x)
+    errors[what] = float(np.abs(found - x).max() / np.abs(x).max())
+  return errors
