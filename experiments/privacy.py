@@ -28,32 +28,36 @@ from fedinf_jax.running import files
 
 NEEDED = {"sklearn": "scikit-learn", "dp_accounting": "dp-accounting"}
 DELTA = 1e-5
+PARTS = ("logreg", "images", "unmixed", "costs")
 
 _DATA_DIR = launch.define_data_dir()
 _WORKDIR = flags.DEFINE_string("workdir", "runs/privacy", "Where files go.")
 _CLIENTS = flags.DEFINE_integer(
-  "clients", 2, "Clients that are attacked.", lower_bound=1
+  "clients", 1, "Clients that are attacked.", lower_bound=1
 )
 _IMAGES = flags.DEFINE_integer(
   "images", 8, "Images of each of them.", lower_bound=1, upper_bound=32
 )
 _STEPS = flags.DEFINE_integer(
-  "steps", 600, "Steps of every search for images.", lower_bound=1
+  "steps", 400, "Steps of every search for images.", lower_bound=1
 )
 _CLIP = flags.DEFINE_float(
-  "clip", 1.0, "C, the norm that gradients are clipped to.", lower_bound=1e-6
+  "clip", 10.0, "C, the norm that gradients are clipped to.", lower_bound=1e-6
 )
 _NOISE = flags.DEFINE_multi_float(
-  "noise", [0.001, 0.01, 0.1, 1.0],
+  "noise", [0.01, 0.1, 1.0],
   "z, the noise's standard deviation over the sensitivity 2C; repeatable.",
   lower_bound=1e-6,
 )  # fmt: skip
 _SEEDS = flags.DEFINE_integer(
-  "seeds", 2, "Federations of each kind, for what a defence costs; 0: none.",
-  lower_bound=0,
+  "seeds", 2, "Federations of each kind, for what a defence costs.",
+  lower_bound=1,
 )  # fmt: skip
 _SCALE = flags.DEFINE_float(
   "scale", 1.0, "Shrinks those federations.", lower_bound=0.01, upper_bound=1.0
+)
+_PARTS = flags.DEFINE_list(
+  "parts", list(PARTS), f"What to do, of {', '.join(PARTS)}."
 )
 _SEED = flags.DEFINE_integer(
   "seed", 0, "Of the attacked images.", lower_bound=0
@@ -69,19 +73,25 @@ def main(argv: list[str]):
         f"{name} is not installed; this binary has an environment of its own:"
         " pip install -r requirements-privacy.txt"
       )
+  for part in _PARTS.value:
+    if part not in PARTS:
+      raise ValueError(f"--parts: {part!r} is none of {', '.join(PARTS)}")
   folder = pathlib.Path(_WORKDIR.value)
   folder.mkdir(parents=True, exist_ok=True)
   writers, source = _writers()
   secrets = measure.secrets(writers, _CLIENTS.value, _IMAGES.value, _SEED.value)
   print(f"images: {source}; {len(secrets.images)} of them", flush=True)
   content = {"source": source, "flags": _flags()}
-  content["logreg"] = _show_logreg()
-  content["images"] = _show_images(secrets, folder)
-  content["unmixed"] = _show_unmixed(secrets)
-  if _SEEDS.value:
-    content["costs"] = _show_costs(writers)
-  files.write_json(folder / "privacy.json", content)
-  print(folder / "privacy.json", folder / "privacy.png", sep="\n")
+  do = {
+    "logreg": _show_logreg,
+    "images": lambda: _show_images(secrets, folder),
+    "unmixed": lambda: _show_unmixed(secrets),
+    "costs": lambda: _show_costs(writers),
+  }
+  for part in _PARTS.value:
+    content[part] = do[part]()
+    files.write_json(folder / "privacy.json", content)
+  print(f"\n{folder / 'privacy.json'}")
 
 
 def _flags():

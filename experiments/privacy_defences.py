@@ -2,8 +2,8 @@
 
 A participant takes the gradients of its S_k sampled examples at w_{t-1}, the
 model that it was sent, clips each as one vector to norm C, and adds Gaussian
-noise of standard deviation z · 2C to every number. What follows (the rotation to
-a gentler spectrum) sees noised rows only.
+noise of standard deviation z · 2C to every number. What follows (the rotation
+to a gentler spectrum) sees noised rows only.
 
 What is guaranteed, (ε, δ), is about the reports of one client, for any fixed
 sequence of the models that it was sent. Two sets of examples are neighbours if
@@ -119,22 +119,39 @@ def release(
   """
   step = jnp.int32(0), client.start
   made = gradients.sampled(setup, client, step, num_samples, options).rows
+  count = jnp.minimum(_examples(setup, client), num_samples)
+  key = client.draws.key(rng.Stream.EXAMPLES, 0)
   scale = jnp.sqrt(_share(setup, client, num_samples))
+  return privatised(made, mechanism, scale, count, key)
+
+
+def privatised(
+  made: types.Params,
+  mechanism: Mechanism,
+  scale: jax.Array | float,
+  count: jax.Array | int,
+  key: jax.Array,
+) -> types.Params:
+  """Clips rows and adds noise.
+
+  Args:
+    made: leaves [S, P_j], gradients times `scale`.
+    mechanism: clipping and noise.
+    scale: √(η/S_k).
+    count: S_k; rows behind have no noise.
+    key: of the noise.
+  """
   made = clipped(made, mechanism.clip * scale)
   if not mechanism.multiplier:
     return made
   leaves, structure = jax.tree.flatten(made)
-  count = jnp.minimum(_examples(setup, client), len(leaves[0]))
   valid = (jnp.arange(len(leaves[0])) < count)[:, None]
-  key = client.draws.key(rng.Stream.EXAMPLES, 0)
   keys = jax.random.split(jax.random.fold_in(key, NOISE), len(leaves))
-  noised = [
-    a + valid * scale * mechanism.deviation * jax.random.normal(
-      k, a.shape, a.dtype
-    )
-    for a, k in zip(leaves, keys, strict=True)
-  ]  # fmt: skip
-  return structure.unflatten(noised)
+  deviation = jnp.asarray(scale * mechanism.deviation, leaves[0].dtype)
+  noise = lambda k, a: deviation * jax.random.normal(k, a.shape, a.dtype)
+  return structure.unflatten(
+    [a + valid * noise(k, a) for a, k in zip(leaves, keys, strict=True)]
+  )
 
 
 def epsilon(multiplier: float, reports: int, delta: float) -> float:

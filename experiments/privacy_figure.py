@@ -1,4 +1,4 @@
-"""The picture of `experiments.privacy`: images, and what attacks made of them."""
+"""The picture of `experiments.privacy`: images, and what attacks found."""
 
 import io
 

@@ -8,12 +8,18 @@ import numpy as np
 
 from experiments import privacy_attacks as attacks
 from experiments import privacy_defences as defences
-from experiments import privacy_models
 from experiments import privacy_uploads as uploads
 import fedinf_jax as fi
-from fedinf_jax.linalg import low_rank
+from fedinf_jax import types
 
 RANK = 4
+
+
+def training(local_steps: int) -> fi.FedAvg:
+  """Returns how clients train, as in setting 2."""
+  return fi.FedAvg(
+    rounds=1, cohort_size=1, local_steps=local_steps, learning_rate=0.03
+  )
 
 
 class Found(NamedTuple):
@@ -60,6 +66,14 @@ def sample(count: int, **options: Any):
   )
 
 
+def _sent(model, fed, params, secrets_, curvature):
+  """Returns the messages of clients with these images."""
+  n = secrets_.x.shape[1]
+  send = uploads.sender(model, fed, params, n, curvature)
+  pairs = zip(secrets_.x, secrets_.y, strict=True)
+  return [send(x, y, i) for i, (x, y) in enumerate(pairs)]
+
+
 class Bench:
   """One network at its start, clients, and an attacker.
 
@@ -73,43 +87,36 @@ class Bench:
     self.net, self.secrets = net, secrets_
     self.params = net.model.init(jax.random.key(seed))
     self.attacker = attacks.Attacker(net, steps)
-    self.fed = fi.FedAvg(
-      rounds=1, cohort_size=1, local_steps=2, learning_rate=0.03
-    )
 
-  def send(self, curvature, secrets_: Secrets | None = None):
-    """Returns every client's messages."""
-    secrets_ = secrets_ or self.secrets
-    return [
-      uploads.send(self.net.model, self.fed, self.params, (x, y), curvature, i)
-      for i, (x, y) in enumerate(zip(secrets_.x, secrets_.y, strict=True))
-    ]
+  def send(self, curvature) -> list[uploads.Messages]:
+    """Returns every client's messages; of uploads, the first step's rows."""
+    fed = training(local_steps=1)
+    return _sent(self.net.model, fed, self.params, self.secrets, curvature)
 
   def update_alone(self, n: int) -> Found:
     """FedAvg itself: inverts updates of clients with n images each."""
-    dealt = self.secrets.by(n)
-    sent = [m.update for m in self.send(None, dealt)]
-    update = jax.tree.map(lambda *a: np.stack(a), *sent)
-    found = self.attacker.from_update(self.params, update, dealt.y, self.fed)
+    dealt, fed = self.secrets.by(n), training(local_steps=1)
+    sent = _sent(self.net.model, fed, self.params, dealt, None)
+    update = jax.tree.map(lambda *a: np.stack(a), *[m.update for m in sent])
+    found = self.attacker.from_update(self.params, update, dealt.y, fed)
     return self._found(f"FedAvg's update alone, n_k = {n}", found)
 
-  def single_gradients(self, what: str, curvature) -> Found:
-    """Inverts every row of an upload as the gradient of one image."""
-    rows = uploads.stacked([m.rows for m in self.send(curvature)])
+  def uploaded(self) -> types.Params:
+    """Returns all clients' gradients, as they are."""
+    n = self.secrets.x.shape[1]
+    return uploads.stacked([m.rows for m in self.send(sample(n))])
+
+  def single_gradients(self, what: str, rows: types.Params) -> Found:
+    """Inverts every row as the gradient of one image."""
     return self._by_client(
       what, self.attacker.from_gradients(self.params, rows)
     )
 
-  def rotated(self, what: str) -> Found:
-    """Unmixes rotated rows, then inverts each."""
+  def rotated(self) -> types.Params:
+    """Unmixes rotated rows."""
     n = self.secrets.x.shape[1]
-    unmixed = [
-      self.unmixed(m, n) for m in self.send(sample(n, spectrum="relu"))
-    ]
-    rows = uploads.stacked([u.gradients for u in unmixed])
-    return self._by_client(
-      what, self.attacker.from_gradients(self.params, rows)
-    )
+    sent = self.send(sample(n, spectrum="relu"))
+    return uploads.stacked([self.unmixed(m, n).gradients for m in sent])
 
   def compressed(self, what: str, rank: int) -> Found:
     """Unmixes what the first dense layer read, and inverts that."""
@@ -147,37 +154,27 @@ def attack_images(
   """
   n = bench.secrets.x.shape[1]
   found = []
-  for count in sorted({1, n // 2, n}):
-    say(f"FedAvg's update of {count} images")
+  for count in sorted({1, n}):
+    say(f"FedAvg's update of n_k = {count}")
     found.append(bench.update_alone(count))
-  say("single gradients")
-  found.append(bench.single_gradients("uploaded as they are", sample(n)))
+  say("rows as they are")
+  rows = bench.uploaded()
+  found.append(bench.single_gradients("uploaded as they are", rows))
   say("rotated rows")
-  found.append(bench.rotated("rotated"))
+  found.append(bench.single_gradients("rotated, then unmixed", bench.rotated()))
   if n > 1:
     rank = min(RANK, n - 1)
     say(f"rank {rank}")
-    found.append(bench.compressed(f"rank {rank} of {n}", rank))
-  for z in [0.0, *multipliers]:
-    name = f"clipped, noise {z:g}" if z else "clipped"
-    say(name)
-    mechanism = defences.Mechanism(clip, z)
-    # Not rotated: the guarantee is about these, and a rotation hides nothing.
-    curvature = released(mechanism, n)
-    found.append(bench.single_gradients(name, curvature))
+    found.append(bench.compressed(f"rank {rank} of {n}, unmixed", rank))
+  # Clipping alone scales a row, which its direction does not show. The rows
+  # are not rotated: what is noised hides in nothing else.
+  scale = np.sqrt(training(1).learning_rate / n)
+  for z in multipliers:
+    say(f"noise {z:g}")
+    mechanism, key = defences.Mechanism(clip, z), jax.random.key(0)
+    noised = defences.privatised(rows, mechanism, scale, len(rows), key)
+    found.append(bench.single_gradients(f"clipped, noise {z:g}", noised))
   return found
-
-
-def released(mechanism: defences.Mechanism, count: int):
-  """Returns a curvature whose upload is what the guarantee is about."""
-  made = defences.private_fisher(mechanism, num_samples=count, labels="sampled")
-  options = made.options
-
-  def report(setup, client):
-    rows = defences.release(setup, client, count, options, mechanism)
-    return low_rank.Rows(jax.tree.map(lambda a: a[None], rows), None)
-
-  return made._replace(report=report)
 
 
 class Mixed(NamedTuple):
@@ -201,12 +198,11 @@ def unmix_inputs(
     seed: of its parameters.
   """
   params = model.init(jax.random.key(seed))
-  fed = fi.FedAvg(rounds=1, cohort_size=1, local_steps=1, learning_rate=0.03)
   n = secrets_.x.shape[1]
   found = {f"{name}: rotated rows of {n}": [], f"{name}: sum of {n}": []}
-  for i, (x, y) in enumerate(zip(secrets_.x, secrets_.y, strict=True)):
-    curvature = sample(n, spectrum="relu")
-    sent = uploads.send(model, fed, params, (x, y), curvature, i)
+  curvature = sample(n, spectrum="relu")
+  messages = _sent(model, training(1), params, secrets_, curvature)
+  for x, sent in zip(secrets_.x, messages, strict=True):
     true = np.asarray(jax.vmap(features, (None, 0))(params, x))
     layer = sent.rows["dense1"]
     kernel = np.asarray(layer["kernel"]).reshape(n, true.shape[1], -1)
@@ -243,10 +239,10 @@ def logreg(seed: int, count: int = 50) -> dict[str, float]:
   x, y = (a[:count] for a in data.client(k))
   model = fi.models.logreg(60, 5)
   params = model.init(jax.random.key(seed))
-  fed = fi.FedAvg(rounds=1, cohort_size=1, local_steps=1, learning_rate=0.03)
   errors = {}
   for what, options in (("single", {}), ("rotated", {"spectrum": "relu"})):
-    sent = uploads.send(model, fed, params, (x, y), sample(count, **options))
+    curvature = sample(count, **options)
+    sent = uploads.sender(model, training(1), params, count, curvature)(x, y, 0)
     kernel, bias = (sent.rows["dense"][n] for n in ("kernel", "bias"))
     if options:
       found = attacks.unmix(kernel, bias, sent.rows, count).inputs

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import fedinf_jax as fi
 
@@ -81,17 +82,18 @@ def _dense(layer, x):
 
 
 def _convolve(layer, x, stride):
-  """A 5 × 5 convolution with the padding of "SAME", by patches."""
+  """A 5 × 5 convolution with the padding of "SAME", by patches.
+
+  Patches are picked by two products, which compile and differentiate faster
+  than fifty slices.
+  """
   kernel = layer["kernel"]
+  taps, channels = kernel.shape[0], kernel.shape[2]
   side = len(x) // stride
   before = 2 if stride == 1 else 1
-  x = jnp.pad(x, ((before, 2), (before, 2), (0, 0)))
-  reach = side * stride
-  patches = [
-    x[i : i + reach : stride, j : j + reach : stride]
-    for i in range(5)
-    for j in range(5)
-  ]
-  patches = jnp.concatenate(patches, -1).reshape(side * side, -1)
-  out = patches @ kernel.reshape(-1, kernel.shape[-1]) + layer["bias"][None]
-  return out.reshape(side, side, -1)
+  out, tap, pixel = np.ogrid[:side, :taps, : len(x)]
+  pick = jnp.asarray(out * stride + tap - before == pixel, x.dtype)
+  patches = jnp.einsum("oia,pjb,abc->opijc", pick, pick, x)
+  patches = patches.reshape(side * side, taps * taps * channels)
+  made = patches @ kernel.reshape(-1, kernel.shape[-1]) + layer["bias"][None]
+  return made.reshape(side, side, -1)

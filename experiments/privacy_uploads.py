@@ -1,5 +1,6 @@
 """A participant's messages in one round, as the attacker sees them."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -21,42 +22,45 @@ class Messages(NamedTuple):
   rows: types.Params | None  # the first step's, leaves [S, P_j]
 
 
-def send(
+def sender(
   model: fi.Model,
   fed: fi.FedAvg,
   params: types.Params,
-  examples: tuple[np.ndarray, np.ndarray],
+  num_examples: int,
   curvature: wall.Curvature | None,
-  seed: int = 0,
-) -> Messages:
-  """Plays a participant with the functions that a real one calls.
+) -> Callable[..., Messages]:
+  """Builds a participant by the functions that a real one calls.
 
   Args:
     model: the model.
     fed: how it trains.
     params: w_{t-1}.
-    examples: its own, all of them.
+    num_examples: n_k.
     curvature: what it is asked for, beside training; None: nothing.
-    seed: of its draws.
+
+  Returns:
+    (x [n_k, ...], y [n_k], seed of its draws) -> Messages.
   """
   estimators = {}
   if curvature is not None:
     estimators = {"asked": fi.estimator(curvature, fi.no_guard())}
-  setup = federation.setup(model, fed, estimators, params, len(examples[0]))
+  setup = federation.setup(model, fed, estimators, params, num_examples)
   asked = [e.curvature for e in estimators.values()]
 
   @jax.jit
-  def participate(params, own, draws):
+  def participate(own, draws):
     local, client = federation.train(setup)(params, own, draws)
-    return local, federation.report(setup, asked, client)
+    reports = federation.report(setup, asked, client)
+    update = jax.tree.map(jnp.subtract, local, params)
+    rows = None
+    if curvature is not None:
+      rows = jax.tree.map(lambda a: a[0], reports[curvature.key].rows)
+    return Messages(update, rows)
 
-  draws = rng.draws(seed, 1, "client")
-  local, reports = participate(params, on_device.alone(*examples), draws)
-  update = jax.tree.map(jnp.subtract, local, params)
-  if curvature is None:
-    return Messages(update, None)
-  rows = jax.tree.map(lambda a: a[0], reports[curvature.key].rows)
-  return Messages(update, rows)
+  def send(x: np.ndarray, y: np.ndarray, seed: int) -> Messages:
+    return participate(on_device.alone(x, y), rng.draws(seed, 1, "client"))
+
+  return send
 
 
 def stacked(messages: list[types.Params]) -> types.Params:
