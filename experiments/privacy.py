@@ -28,6 +28,8 @@ from fedinf_jax.running import files
 
 NEEDED = {"sklearn": "scikit-learn", "dp_accounting": "dp-accounting"}
 DELTA = 1e-5
+NETS = ("setting2", "setting3")
+KINDS = ("logreg", "images")
 PARTS = ("logreg", "images", "unmixed", "costs")
 
 _DATA_DIR = launch.define_data_dir()
@@ -59,6 +61,9 @@ _SCALE = flags.DEFINE_float(
 _PARTS = flags.DEFINE_list(
   "parts", list(PARTS), f"What to do, of {', '.join(PARTS)}."
 )
+_NETS = flags.DEFINE_list(
+  "nets", list(NETS), f"Which CNNs, of {', '.join(NETS)}."
+)
 _SEED = flags.DEFINE_integer(
   "seed", 0, "Of the attacked images.", lower_bound=0
 )
@@ -76,6 +81,9 @@ def main(argv: list[str]):
   for part in _PARTS.value:
     if part not in PARTS:
       raise ValueError(f"--parts: {part!r} is none of {', '.join(PARTS)}")
+  for net in _NETS.value:
+    if net not in NETS:
+      raise ValueError(f"--nets: {net!r} is none of {', '.join(NETS)}")
   folder = pathlib.Path(_WORKDIR.value)
   folder.mkdir(parents=True, exist_ok=True)
   writers, source = _writers()
@@ -127,26 +135,29 @@ def _show_logreg():
 
 
 def _show_images(secrets, folder):
-  """Attacks both CNNs, and draws what was found."""
+  """Attacks CNNs, and draws what was found."""
   blank = np.full_like(secrets.images, attacks.PAPER)
   drawn = [("the clients' images", secrets.images[: _IMAGES.value], None)]
-  tables = {"blank paper": {"setting2": attacks.psnr(blank, secrets.images)}}
-  for name in ("setting2", "setting3"):
+  nets = _NETS.value
+  tables = {
+    "blank paper": dict.fromkeys(nets, attacks.psnr(blank, secrets.images))
+  }
+  for name in nets:
     net = getattr(privacy_models, name)()
     bench = measure.Bench(net, secrets, _STEPS.value, _SEED.value)
     say = lambda what, name=name: _say(f"{name}: {what}")
-    found = measure.attack_images(bench, _CLIP.value, _NOISE.value, say)
-    for f in found:
+    for f in measure.attack_images(bench, _CLIP.value, _NOISE.value, say):
+      say(f"{f.what}: {_mean(f.psnr)} dB")
       tables.setdefault(f.what, {})[name] = f.psnr
       drawn.append((f"{name}, {f.what}", f.images[: _IMAGES.value], f.psnr))
-  files.write(folder / "privacy.png", privacy_figure.png(drawn))
-  print("\n| what is sent | setting 2's CNN: PSNR, dB | setting 3's CNN |")
-  print("|---|---|---|")
+    files.write(folder / "privacy.png", privacy_figure.png(drawn))
+  print(f"\n| what is attacked, PSNR in dB | {' | '.join(nets)} |")
+  print("|---" * (1 + len(nets)) + "|")
   for what, by_net in tables.items():
-    cells = [_mean(by_net.get(n)) for n in ("setting2", "setting3")]
+    cells = [_mean(by_net.get(name)) for name in nets]
     print(f"| {what} | {' | '.join(cells)} |", flush=True)
   return {
-    what: {n: a.tolist() for n, a in by_net.items()}
+    what: {name: a.tolist() for name, a in by_net.items()}
     for what, by_net in tables.items()
   }
 
@@ -156,8 +167,7 @@ def _show_unmixed(secrets):
   flat = lambda params, x: x.reshape(-1)
   nets = {
     "dense first": (privacy_models.dense_first(), flat),
-    "setting2": privacy_models.setting2()[:2],
-    "setting3": privacy_models.setting3()[:2],
+    **{n: getattr(privacy_models, n)()[:2] for n in _NETS.value},
   }
   found = []
   for name, (model, features) in nets.items():
@@ -177,7 +187,7 @@ def _show_unmixed(secrets):
 def _show_costs(writers):
   """Measures every defence's agreement with retraining."""
   found = {}
-  for kind in ("images", "logreg"):
+  for kind in KINDS:
     per_seed, rounds = [], 0
     for seed in range(_SEEDS.value):
       _say(f"{kind}: retraining without each client, seed {seed}")

@@ -1,5 +1,6 @@
 """Attacks on uploads, measured: which images come back, and how well."""
 
+from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
 
@@ -143,8 +144,8 @@ class Bench:
 
 def attack_images(
   bench: Bench, clip: float, multipliers: list[float], say
-) -> list[Found]:
-  """Attacks every kind of message.
+) -> Iterator[Found]:
+  """Attacks every kind of message, one after the other.
 
   Args:
     bench: network, clients and attacker.
@@ -153,28 +154,25 @@ def attack_images(
     say: called with what is done next.
   """
   n = bench.secrets.x.shape[1]
-  found = []
-  for count in sorted({1, n}):
-    say(f"FedAvg's update of n_k = {count}")
-    found.append(bench.update_alone(count))
   say("rows as they are")
   rows = bench.uploaded()
-  found.append(bench.single_gradients("uploaded as they are", rows))
+  yield bench.single_gradients("uploaded as they are", rows)
+  # Clipping alone scales a row, which its direction does not show. The rows
+  # are not rotated: rotation hides nothing, as the next attack shows.
+  scale = np.sqrt(training(1).learning_rate / n)
+  for z in multipliers:
+    mechanism, key = defences.Mechanism(clip, z), jax.random.key(0)
+    noised = defences.privatised(rows, mechanism, scale, len(rows), key)
+    yield bench.single_gradients(f"clipped, noise {z:g}", noised)
   say("rotated rows")
-  found.append(bench.single_gradients("rotated, then unmixed", bench.rotated()))
+  yield bench.single_gradients("rotated, then unmixed", bench.rotated())
+  for count in sorted({1, n}):
+    say(f"FedAvg's update of n_k = {count}")
+    yield bench.update_alone(count)
   if n > 1:
     rank = min(RANK, n - 1)
     say(f"rank {rank}")
-    found.append(bench.compressed(f"rank {rank} of {n}, unmixed", rank))
-  # Clipping alone scales a row, which its direction does not show. The rows
-  # are not rotated: what is noised hides in nothing else.
-  scale = np.sqrt(training(1).learning_rate / n)
-  for z in multipliers:
-    say(f"noise {z:g}")
-    mechanism, key = defences.Mechanism(clip, z), jax.random.key(0)
-    noised = defences.privatised(rows, mechanism, scale, len(rows), key)
-    found.append(bench.single_gradients(f"clipped, noise {z:g}", noised))
-  return found
+    yield bench.compressed(f"rank {rank} of {n}, unmixed", rank)
 
 
 class Mixed(NamedTuple):
