@@ -64,6 +64,9 @@ _PARTS = flags.DEFINE_list(
 _NETS = flags.DEFINE_list(
   "nets", list(NETS), f"Which CNNs, of {', '.join(NETS)}."
 )
+_COSTS = flags.DEFINE_list(
+  "costs", list(KINDS), f"In which federations, of {', '.join(KINDS)}."
+)
 _SEED = flags.DEFINE_integer(
   "seed", 0, "Of the attacked images.", lower_bound=0
 )
@@ -78,12 +81,12 @@ def main(argv: list[str]):
         f"{name} is not installed; this binary has an environment of its own:"
         " pip install -r requirements-privacy.txt"
       )
-  for part in _PARTS.value:
-    if part not in PARTS:
-      raise ValueError(f"--parts: {part!r} is none of {', '.join(PARTS)}")
-  for net in _NETS.value:
-    if net not in NETS:
-      raise ValueError(f"--nets: {net!r} is none of {', '.join(NETS)}")
+  for flag, known in ((_PARTS, PARTS), (_NETS, NETS), (_COSTS, KINDS)):
+    for name in flag.value:
+      if name not in known:
+        raise ValueError(
+          f"--{flag.name}: {name!r} is none of {', '.join(known)}"
+        )
   folder = pathlib.Path(_WORKDIR.value)
   folder.mkdir(parents=True, exist_ok=True)
   writers, source = _writers()
@@ -186,43 +189,35 @@ def _show_unmixed(secrets):
 
 def _show_costs(writers):
   """Measures every defence's agreement with retraining."""
-  found = {}
-  for kind in KINDS:
-    per_seed, rounds = [], 0
-    for seed in range(_SEEDS.value):
-      _say(f"{kind}: retraining without each client, seed {seed}")
-      if kind == "images":
-        federation = costs.images(writers, seed, _SCALE.value)
-      else:
-        federation = costs.logreg(seed, _SCALE.value)
-      compared = costs.curvatures(_CLIP.value, _NOISE.value)
-      agreement, most = costs.agreement(federation, compared)
-      per_seed.append(agreement)
-      rounds = max(rounds, most)
-    found[kind] = {
-      "rounds": rounds,
-      "agreement": {name: [one[name] for one in per_seed] for name in compared},
-      "epsilon": {
-        f"{z:g}": [defences.epsilon(z, t, DELTA) for t in (1, rounds)]
-        for z in _NOISE.value
-      },
-    }
-  print("\n| sent | " + " | ".join(f"{k}: Pearson | Spearman" for k in found))
-  print("|---" * (1 + 2 * len(found)) + "|")
-  for name in compared:
-    cells = [
-      _mean(np.array(found[kind]["agreement"][name], float)[:, i], 3)
-      for kind in found
-      for i in (0, 1)
-    ]
-    print(f"| {name} | {' | '.join(cells)} |")
-  for kind, there in found.items():
-    print(f"{kind}: a client takes part in at most {there['rounds']} rounds")
-    for z, (one, all_) in there["epsilon"].items():
-      print(
-        f"  noise {z}: ε = {one:.3g} a round, {all_:.3g} in all, δ = {DELTA}"
-      )
-  return found
+  return {kind: _cost(kind, writers) for kind in _COSTS.value}
+
+
+def _cost(kind, writers):
+  """Does so in federations of one kind, over seeds."""
+  per_seed, rounds = [], 0
+  for seed in range(_SEEDS.value):
+    _say(f"{kind}: retraining without each client, seed {seed}")
+    if kind == "images":
+      federation = costs.images(writers, seed, _SCALE.value)
+    else:
+      federation = costs.logreg(seed, _SCALE.value)
+    compared = costs.curvatures(_CLIP.value, _NOISE.value)
+    found, most = costs.agreement(federation, compared)
+    per_seed.append(found)
+    rounds = max(rounds, most)
+  agreement = {name: [one[name] for one in per_seed] for name in compared}
+  epsilon = {
+    f"{z:g}": [defences.epsilon(z, t, DELTA) for t in (1, rounds)]
+    for z in _NOISE.value
+  }
+  print(f"\n| {kind}: what is sent | Pearson | Spearman |\n|---|---|---|")
+  for name, pairs in agreement.items():
+    pearson, spearman = np.array(pairs, float).T
+    print(f"| {name} | {_mean(pearson, 3)} | {_mean(spearman, 3)} |")
+  print(f"a client takes part in at most {rounds} rounds; δ = {DELTA:g}")
+  for z, (one, all_) in epsilon.items():
+    print(f"  noise {z}: ε = {one:.3g} a round, {all_:.3g} in all", flush=True)
+  return {"rounds": rounds, "agreement": agreement, "epsilon": epsilon}
 
 
 def _mean(values, digits=1):
