@@ -160,9 +160,10 @@ def attack_images(
   # Clipping alone scales a row, which its direction does not show. The rows
   # are not rotated: rotation hides nothing, as the next attack shows.
   scale = np.sqrt(training(1).learning_rate / n)
+  count = bench.secrets.y.size
   for z in multipliers:
     mechanism, key = defences.Mechanism(clip, z), jax.random.key(0)
-    noised = defences.privatised(rows, mechanism, scale, len(rows), key)
+    noised = defences.privatised(rows, mechanism, scale, count, key)
     yield bench.single_gradients(f"clipped, noise {z:g}", noised)
   say("rotated rows")
   yield bench.single_gradients("rotated, then unmixed", bench.rotated())
