@@ -398,14 +398,22 @@ def _iid(config, data_dir):
 def _femnist(config, data_dir):
   """Returns (writers, test, source), the test set cut to size."""
   data, seed = config.data, config.seed
-  train, test, source = _read_femnist(config, data_dir)
+  train, test, source = read_femnist(config, data_dir)
   if len(test.x) > data.test_examples:
     some = np.random.default_rng(seed + 1).permutation(len(test.x))
     test = test.with_examples(some[: data.test_examples])
   return train, test, source
 
 
-def _read_femnist(config, data_dir):
+def read_femnist(
+  config: ml_collections.ConfigDict | None, data_dir: str | None
+) -> tuple[fi.FederatedData, fi.FederatedData, str]:
+  """Reads FEMNIST by writer: (train, test, source).
+
+  Args:
+    config: says which glyph writers to make where no folder is given.
+    data_dir: see `build`.
+  """
   if data_dir is None:
     return *_glyphs(config), GLYPHS
   path = pathlib.Path(data_dir)
