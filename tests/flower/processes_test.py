@@ -27,6 +27,7 @@ def listening(found):
   return {c.laddr.ip for c in ends if c.status == psutil.CONN_LISTEN}
 
 
+@pytest.mark.slow  # Alone: where it has no core in time, Flower gives it up.
 def test_real_processes_get_what_the_simulator_measures(tmp_path, monkeypatch):
   monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
   with processes.Processes(tmp_path / "processes") as started:
