@@ -7,20 +7,20 @@ import sys
 
 import pytest
 
-from experiments import federation as binary
+from experiments import federation_workdir as workdirs
 
 ROOT = pathlib.Path(__file__).parent.parent
 
 
 def configuration(folder, **changes):
   options = {"mode": "silent", "clients": 3, "rounds": 4, "cohort": 2}
-  return binary.configuration(folder, timeout=60, **(options | changes))
+  return workdirs.configuration(folder, timeout=60, **(options | changes))
 
 
 def test_a_workdir_is_owned_by_one_configuration(tmp_path):
   folder = tmp_path / "a" / "run"
-  binary.own(folder, configuration(folder))
-  binary.own(folder, configuration(folder, rounds=6))  # It may go on.
+  workdirs.own(folder, configuration(folder))
+  workdirs.own(folder, configuration(folder, rounds=6))  # It may go on.
   for changes, match in (
     ({"rounds": 5}, "--rounds is 5, .* a federation of 6; choose another"),
     ({"rounds": 6, "mode": "upload"}, "--mode is upload, .* with silent"),
@@ -28,12 +28,12 @@ def test_a_workdir_is_owned_by_one_configuration(tmp_path):
     ({"rounds": 6, "cohort": 3}, "--cohort is 3, .* with 2; choose"),
   ):
     with pytest.raises(ValueError, match=match):
-      binary.own(folder, configuration(folder, **changes))
+      workdirs.own(folder, configuration(folder, **changes))
   (tmp_path / "file").write_text("")
   with pytest.raises(ValueError, match="holds something else"):
-    binary.own(tmp_path, configuration(tmp_path))
+    workdirs.own(tmp_path, configuration(tmp_path))
   with pytest.raises(ValueError, match="is not a folder"):
-    binary.own(tmp_path / "file", configuration(tmp_path))
+    workdirs.own(tmp_path / "file", configuration(tmp_path))
 
 
 @pytest.mark.skipif(

@@ -15,8 +15,8 @@ import time
 import jax
 import psutil
 
-from experiments import federation as binary
 from experiments import federation_processes as processes
+from experiments import federation_workdir as workdirs
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -34,14 +34,14 @@ def test_real_processes_get_what_the_simulator_measures(tmp_path, monkeypatch):
     federation = processes.Federation(started, 3)
     for mode, rounds in (("silent", 3), ("upload", 2), ("interactive", 2)):
       folder = tmp_path / mode
-      config = binary.configuration(
+      config = workdirs.configuration(
         folder, mode=mode, clients=3, rounds=rounds, cohort=2, timeout=300,
         report=False,
       )  # fmt: skip
       silent = mode == "silent"
-      processes.play(federation, binary.APP, config, kill_server=silent)
+      processes.play(federation, workdirs.APP, config, kill_server=silent)
       with jax.enable_x64(False):  # As the processes are.
-        by_hand, simulated, full = binary.compare(folder, config)
+        by_hand, simulated, full = workdirs.compare(folder, config)
       assert max(by_hand, simulated) < 1e-5
       assert full  # On busy cores somebody may be late.
     assert listening(started.marked()) == {"127.0.0.1"}
