@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from experiments import bench_backwards
 from experiments import bench_workloads
 from experiments.configs import setting3
 import fedinf_jax as fi
@@ -27,9 +28,8 @@ EXPONENTS = {f"exponent_{s}" for s in ("K", "P", "m", "N_s", "R")}
 
 def run(workloads, path):
   done = binaries.start(
-    "bench", f"--json={path}", f"--workloads={workloads}", "--scale=0.02",
-    env=binaries.COMPILED_BADLY,
-  )  # fmt: skip
+    "bench", f"--json={path}", f"--workloads={workloads}", "--scale=0.02"
+  )
   assert done.returncode == 0, done.stderr
   found = json.loads(path.read_text())["workloads"]
   assert list(found) == workloads.split(",")
@@ -48,8 +48,9 @@ def test_two_workloads_in_processes_of_their_own(tmp_path):
 
 
 @pytest.mark.slow
-def test_backwards_beside_forward_and_replay(tmp_path):
-  found = run("backwards", tmp_path / "bench.json")["backwards"]
+def test_backwards_beside_forward_and_replay(enable_x32):
+  found = bench_backwards.measure(0.02, lambda line: None)
+  assert all(map(math.isfinite, found.values()))
   assert {"trainings_forward_1000", "trainings_replay_1000"} <= set(found)
   for clients in (1_000, 10_000, 100_000):
     assert found[f"trainings_16_directions_{clients}"] > 0

@@ -8,11 +8,6 @@ import sys
 ROOT = pathlib.Path(__file__).parent.parent
 # The smallest run of everything: 20 clients, 10 rounds.
 SMALL = ("--config.scale=0.1", "--config.estimators=both")
-# For binaries that only compile, and whose numbers nobody compares.
-COMPILED_BADLY = {
-  "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-  "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false",
-}
 
 
 def command(binary, *arguments):
@@ -25,7 +20,7 @@ def environment():
   return env
 
 
-def start(binary, *arguments, prefix=(), env=None):
+def start(binary, *arguments, prefix=()):
   return subprocess.run(
     [*prefix, *command(binary, *arguments)],
     cwd=ROOT,
@@ -33,7 +28,7 @@ def start(binary, *arguments, prefix=(), env=None):
     text=True,
     timeout=400,
     check=False,
-    env=environment() | (env or {}),
+    env=environment(),
   )
 
 
