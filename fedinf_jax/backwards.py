@@ -28,6 +28,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from fedinf_jax import fedavg
 from fedinf_jax import removals
 from fedinf_jax import tree
 from fedinf_jax import types
@@ -103,17 +104,48 @@ def directions(
   return Directions(basis, _dot(basis, gradient), carried)
 
 
-def pull_back(train: Callable, chunk: int) -> Callable:
+def pull_back(model: types.Model, fed: fedavg.FedAvg, chunk: int) -> Callable:
   """Builds what carries directions back through one local training.
 
   Args:
-    train: from `fedavg.local_training`.
+    model: what is trained.
+    fed: how.
     chunk: directions that are carried together.
 
   Returns:
     ((w_{t−1}, Λ_t [D, P]), examples, draws) -> (w_{t,m}^k,
     Λ_t ∂w_{t,m}^k/∂w_{t−1} [D, P]).
   """
+  if fed.learning_rate is None:
+    return _through_the_optimizer(model, fed, chunk)
+
+  eta = fed.learning_rate
+
+  def pull(operand, examples, draws):
+    params, rows = operand
+    unravel = flatten_util.ravel_pytree(params)[1]
+
+    def forwards(w, i):
+      loss = fedavg.step_loss(model, fed, examples, draws, i)
+      g, product = jax.linearize(jax.grad(loss), w)  # product: v -> Hv
+      return jax.tree.map(lambda w, g: w - eta * g, w, g), product
+
+    def back(rows, product):
+      # H is symmetric: differentiating forwards takes less than transposing.
+      def one(row):
+        return flatten_util.ravel_pytree(product(unravel(row)))[0]
+
+      return rows - eta * tree.map_rows(one, rows, chunk), None
+
+    local, products = lax.scan(forwards, params, jnp.arange(fed.local_steps))
+    return local, lax.scan(back, rows, products, reverse=True)[0]
+
+  return pull
+
+
+def _through_the_optimizer(model, fed, chunk):
+  """Builds `pull_back` for any differentiable optimiser."""
+  train = fedavg.local_training(model, fed)
 
   def pull(operand, examples, draws):
     params, rows = operand

@@ -15,7 +15,6 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedinf_jax import backwards
-from fedinf_jax import fedavg
 from fedinf_jax import federation
 from fedinf_jax import rng
 from fedinf_jax import types
@@ -240,8 +239,8 @@ def _by_the_server(choices, stages, curvature):
 def _pull_stage(choices, chunk):
   """Builds what each device does with its participants of a round back."""
   layout, setup = choices.layout, choices.setup
-  train = fedavg.local_training(setup.model, setup.fed)
-  pull_wave = waves_.over_wave(backwards.pull_back(train, chunk), choices.sizes)
+  pull_back = backwards.pull_back(setup.model, setup.fed, chunk)
+  pull_wave = waves_.over_wave(pull_back, choices.sizes)
   ravel = lambda tree: flatten_util.ravel_pytree(tree)[0]
 
   def pull(operand, clients, waves, size_class):
