@@ -4,6 +4,7 @@ One place for all who train or evaluate: a run, its influence on a metric, the
 baselines and the theory refuse the same things in the same words.
 """
 
+from collections.abc import Mapping
 from typing import Any
 from typing import NamedTuple
 
@@ -137,6 +138,59 @@ def evaluation(
   held = num_models * memory.tree_bytes(value)
   memory.require(f"metric: {num_models:,} of its values", held)
   return x, y
+
+
+def server_examples(
+  model: types.Model,
+  params: types.Params,
+  serving: Mapping[str, int | None],
+  server_data: Any,
+  like: Example | None = None,
+) -> tuple[Any, Any, list[str] | None] | None:
+  """Checks the examples that a server holds for curvatures of its own.
+
+  Args:
+    model: the model.
+    params: its parameters, or their shapes.
+    serving: name of each estimator whose curvature the server makes → how many
+      examples it draws per round; None: all.
+    server_data: (x [N, ...], y [N, ...]), or a FederatedData whose clients own
+      them; None: there are none.
+    like: what the training data look like; None: not known.
+
+  Returns:
+    x, y and the owners' ids as text, [N], or None; None without server_data.
+  """
+  if server_data is None:
+    if serving:
+      raise ValueError(
+        f"estimators: {next(iter(serving))!r} is server_side and needs"
+        " server_data=(x, y), examples that the server holds"
+      )
+    return None
+  if not serving:
+    raise ValueError(
+      "server_data is given, but no estimator is server_side(curvature)"
+    )
+  ids = None
+  if isinstance(server_data, federated.FederatedData):
+    ids = [str(server_data.ids[k]) for k in server_data.owners]
+    server_data = server_data.pooled()
+  try:
+    x, y = server_data
+    x, y = evaluation(model, params, metrics.loss, (x, y), like)
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      "server_data must be a pair (x, y) like the clients' examples, or a"
+      f" FederatedData: {error}"
+    ) from error
+  for name, wanted in serving.items():
+    if wanted is not None and len(x) < wanted:
+      raise ValueError(
+        f"server_data has {len(x)} examples; {name!r} draws {wanted} of them"
+        " per round. Give more, or num_examples="
+      )
+  return x, y, ids
 
 
 def _array(name, value):

@@ -8,6 +8,7 @@ weights, never a model or data.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import functools
 from typing import Any
 from typing import NamedTuple
@@ -121,6 +122,19 @@ def estimator(curvature: wall.Curvature, guard: guards.Guard) -> Estimator:
     absorb=bind(_absorb),
     end=bind(_end),
   )
+
+
+def serving(estimators: Mapping[str, Estimator]) -> dict[str, int | None]:
+  """Returns whose curvature the server makes itself, from its own examples.
+
+  Args:
+    estimators: by name.
+
+  Returns:
+    Name → how many examples it draws per round; None: all there are.
+  """
+  found = estimators.items()
+  return {n: e.curvature.num_samples for n, e in found if e.curvature.serve}
 
 
 def combinatorial(

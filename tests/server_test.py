@@ -407,7 +407,7 @@ def test_the_table_is_the_influence_of_the_run():
   "change, match",
   [
     ({"estimators": {}}, "estimators: give at least one"),
-    ({"server_data": None}, "server_data: it must be given where"),
+    ({"server_data": None}, "is server_side and needs server_data"),
     ({"server_data": (np.zeros((3, 4)), [0, 1, 2])}, "server_data has 3"),
     ({"server_data": 3}, "server_data must be a pair"),
     ({"max_examples": 0}, "max_examples is 0"),

@@ -15,13 +15,11 @@ from fedinf_jax import fedavg
 from fedinf_jax import federation
 from fedinf_jax import influence
 from fedinf_jax import memory
-from fedinf_jax import metrics
 from fedinf_jax import removals
 from fedinf_jax import rng
 from fedinf_jax import tree
 from fedinf_jax import types
 from fedinf_jax.curvature import wall
-from fedinf_jax.data import federated
 from fedinf_jax.data import on_device
 from fedinf_jax.server import ledger as ledgers
 from fedinf_jax.server import reply as replies
@@ -166,31 +164,11 @@ def padded(array: np.ndarray, least: int) -> np.ndarray:
 
 def _held(model, params, estimators, server_data):
   """Returns the ids of owners or None, and the server's examples or None."""
-  serving = {n: e for n, e in estimators.items() if e.curvature.serve}
-  if bool(serving) != (server_data is not None):
-    raise ValueError(
-      "server_data: it must be given where an estimator is fi.server_side, and"
-      " only there"
-    )
-  if server_data is None:
+  serving = influence.serving(estimators)
+  found = agreement.server_examples(model, params, serving, server_data)
+  if found is None:
     return None, None
-  owners = None
-  if isinstance(server_data, federated.FederatedData):
-    owners = [str(server_data.ids[k]) for k in server_data.owners]
-    server_data = server_data.pooled()
-  try:
-    x, y = agreement.evaluation(model, params, metrics.loss, server_data)
-  except (TypeError, ValueError) as error:
-    raise ValueError(
-      f"server_data must be a pair (x, y), or a FederatedData: {error}"
-    ) from error
-  for name, e in serving.items():
-    wanted = e.curvature.num_samples
-    if wanted is not None and len(x) < wanted:
-      raise ValueError(
-        f"server_data has {len(x)} examples; {name!r} draws {wanted} of them"
-        " per round. Give more, or num_examples="
-      )
+  x, y, owners = found
   if np.issubdtype(x.dtype, np.floating):
     x = np.asarray(x, tree.dtype_of(params))
   return owners, on_device.Held(jnp.asarray(x), jnp.asarray(y), None, None)

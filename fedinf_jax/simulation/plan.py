@@ -13,7 +13,6 @@ from fedinf_jax import fedavg
 from fedinf_jax import federation
 from fedinf_jax import influence
 from fedinf_jax import memory
-from fedinf_jax import metrics
 from fedinf_jax import removals
 from fedinf_jax import rng
 from fedinf_jax import types
@@ -113,57 +112,34 @@ def request(
 
 def _held(server_data, data, estimators, model, shapes):
   """Returns the server's own examples; None where nobody asks for them."""
-  serving = {n: e for n, e in estimators.items() if e.curvature.serve}
-  if server_data is None:
-    if serving:
-      raise ValueError(
-        f"estimators: {next(iter(serving))!r} is server_side and needs"
-        " server_data=(x, y), examples that the server holds"
-      )
+  found = agreement.server_examples(
+    model,
+    shapes,
+    influence.serving(estimators),
+    server_data,
+    agreement.example_of(data),
+  )
+  if found is None:
     return None
-  if not serving:
-    raise ValueError(
-      "server_data is given, but no estimator is server_side(curvature)"
-    )
-  owner = None
-  if isinstance(server_data, federated.FederatedData):
-    owner = _owners(server_data, data)
-    server_data = server_data.pooled()
-  try:
-    x, y = server_data
-    x, y = agreement.evaluation(
-      model, shapes, metrics.loss, (x, y), agreement.example_of(data)
-    )
-  except (TypeError, ValueError) as error:
-    raise ValueError(
-      "server_data must be a pair (x, y) like the clients' examples, or a"
-      f" FederatedData: {error}"
-    ) from error
-  for name, e in serving.items():
-    wanted = e.curvature.num_samples
-    if wanted is not None and len(x) < wanted:
-      raise ValueError(
-        f"server_data has {len(x)} examples; {name!r} draws {wanted} of them"
-        " per round. Give more, or num_examples="
-      )
+  x, y, ids = found
   return on_device.Held(
     x=np.asarray(x, data.x.dtype),
     y=np.asarray(y, data.y.dtype),
-    owner=owner,
+    owner=None if ids is None else _owners(ids, data),
     removed_in=None,
   )
 
 
-def _owners(held, data):
+def _owners(ids, data):
   """Returns whose each example is, int [N]; K: no client's. None: all of them.
 
   As elsewhere, ids that are written alike are the same.
   """
   position = {str(client): k for k, client in enumerate(data.ids)}
-  clients = [position.get(str(i), data.num_clients) for i in held.ids]
-  if min(clients) == data.num_clients:
+  owners = [position.get(i, data.num_clients) for i in ids]
+  if min(owners) == data.num_clients:
     return None
-  return np.asarray(clients, np.int32)[held.owners]
+  return np.asarray(owners, np.int32)
 
 
 def check_estimators(estimators: Any) -> dict[str, influence.Estimator]:
