@@ -17,7 +17,7 @@ FLOORS = [
   {"data", "models", "linalg"},
   {"metrics", "fedavg"},
   {"agreement"},
-  {"removals", "theory"},
+  {"removals", "selection", "theory"},
   {"leave_one_out", "guards"},
   {"curvature"},
   {"influence", "backwards"},
@@ -31,7 +31,7 @@ FLOORS = [
 WITHIN = {
   "data": [
     {"files", "packing"},
-    {"federated"},
+    {"archive", "federated"},
     {
       "corrupt",
       "femnist_npz",
@@ -57,8 +57,8 @@ WITHIN = {
     {"scores"},
   ],
   "simulation": [
-    {"devices", "history", "meter", "schedule", "wave"},
-    {"exchange", "scores", "table"},
+    {"describing", "devices", "history", "made", "meter", "schedule", "wave"},
+    {"exchange", "saved", "scores", "table"},
     {"found", "measuring"},
     {"run"},
     {"recorder", "stages"},

@@ -62,7 +62,7 @@ def evaluator(
     return loss_and_accuracy(model.apply(params, x), y)
 
   def evaluate(state) -> Evaluation:
-    run = simulation.Run.of(model, state)
+    run = simulation.Run.of(model, state, copy=False)
     exact = run.spread_exact
     x, y = devices.put(
       devices.mesh_of(state), (task.x, task.y), devices.REPLICATED

@@ -37,7 +37,11 @@ def finish(task: tasks.Task, folder: pathlib.Path, trained: loop.Trained):
 def _table(task, folder, trained):
   """Returns the table of a run: "exact" first, then estimators, then passes."""
   run = simulation.Run.of(
-    task.model, trained.state, task.train, cohorts=tasks.cohorts(task)
+    task.model,
+    trained.state,
+    task.train,
+    cohorts=tasks.cohorts(task),
+    copy=False,
   )
   if processes.is_first():
     run = dataclasses.replace(run, history=history(folder))

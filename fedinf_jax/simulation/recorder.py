@@ -84,7 +84,7 @@ def _reader(model, x, y):
     return model.loss(outputs, y).mean(), hits
 
   def read(state):
-    run = runs.Run.of(model, state)
+    run = runs.Run.of(model, state, copy=False)
     fil = {
       name: run.everyone(run.influence(metrics.loss, x, y, of=name), name)
       for name in run.names
