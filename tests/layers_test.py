@@ -21,7 +21,7 @@ FLOORS = [
   {"leave_one_out", "guards"},
   {"curvature"},
   {"influence", "backwards"},
-  {"federation", "valuation"},
+  {"federation", "presets", "valuation"},
   {"simulation"},
   {"server"},
   {"running"},
