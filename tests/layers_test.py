@@ -59,7 +59,7 @@ WITHIN = {
   "simulation": [
     {"devices", "history", "meter", "schedule", "wave"},
     {"exchange", "scores", "table"},
-    {"found", "measuring"},
+    {"found", "measuring", "portraits"},
     {"run"},
     {"recorder", "stages"},
     {"round"},

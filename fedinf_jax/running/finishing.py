@@ -1,4 +1,4 @@
-"""The last files of a run: influence.csv and summary.json."""
+"""The last files of a run: influence.csv, clients.json and summary.json."""
 
 import dataclasses
 import pathlib
@@ -18,27 +18,30 @@ from fedinf_jax.running import task as tasks
 from fedinf_jax.running import workdir
 from fedinf_jax.simulation import history as histories
 from fedinf_jax.simulation import measuring
+from fedinf_jax.simulation import portraits as portraits_
 from fedinf_jax.simulation import table as tables
 
 
 def finish(task: tasks.Task, folder: pathlib.Path, trained: loop.Trained):
-  """Writes influence.csv and summary.json.
+  """Writes influence.csv, clients.json and summary.json.
 
   Called by all processes, of which the first one writes.
   """
-  table = _table(task, folder, trained)
+  run = simulation.Run.of(
+    task.model, trained.state, task.train, cohorts=tasks.cohorts(task)
+  )
+  table = _table(task, folder, trained, run)
+  portraits = portraits_.portraits(run, task.train)
   trust = tasks.trust(task) if tasks.is_checked(task) else {}
   if processes.is_first():
     records.write_influence(folder, table)
+    records.write_clients(folder, portraits)
     summary = _summary(task, folder, trained, table, trust)
     records.write_summary(folder, summary)
 
 
-def _table(task, folder, trained):
+def _table(task, folder, trained, run):
   """Returns the table of a run: "exact" first, then estimators, then passes."""
-  run = simulation.Run.of(
-    task.model, trained.state, task.train, cohorts=tasks.cohorts(task)
-  )
   if processes.is_first():
     run = dataclasses.replace(run, history=history(folder))
   names = ["exact", *evaluations.names(trained.evaluation)]
