@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 from typing import NamedTuple
 
+from fedinf_jax import checks
 from fedinf_jax import curvature as curvatures
 from fedinf_jax import guards
 from fedinf_jax import influence
@@ -112,7 +113,7 @@ def paper(*, num_samples: int = 50) -> influence.Estimator:
   Args:
     num_samples: gradients that a participant uploads per local step.
   """
-  return named(f"both@{num_samples}")
+  return _of_size("both", num_samples=num_samples)
 
 
 def paper_basic() -> influence.Estimator:
@@ -134,7 +135,7 @@ def paper_only_fisher(*, num_samples: int = 50) -> influence.Estimator:
   Args:
     num_samples: as of `paper`.
   """
-  return named(f"only_ha@{num_samples}")
+  return _of_size("only_ha", num_samples=num_samples)
 
 
 def same_upload(*, num_samples: int = 50) -> influence.Estimator:
@@ -143,7 +144,7 @@ def same_upload(*, num_samples: int = 50) -> influence.Estimator:
   Args:
     num_samples: as of `paper`.
   """
-  return named(f"relu@{num_samples}")
+  return _of_size("relu", num_samples=num_samples)
 
 
 def small_upload(*, rank: int = 50) -> influence.Estimator:
@@ -152,7 +153,7 @@ def small_upload(*, rank: int = 50) -> influence.Estimator:
   Args:
     rank: eigenvectors of its Hessian that a participant uploads per round.
   """
-  return named(f"lowrank@{rank}")
+  return _of_size("lowrank", rank=rank)
 
 
 def nothing_uploaded(*, num_samples: int = 200) -> influence.Estimator:
@@ -161,7 +162,7 @@ def nothing_uploaded(*, num_samples: int = 200) -> influence.Estimator:
   Args:
     num_samples: gradients that the server draws per round.
   """
-  return named(f"server@{num_samples}")
+  return _of_size("server", num_samples=num_samples)
 
 
 def nothing_uploaded_matched(*, num_samples: int = 200) -> influence.Estimator:
@@ -172,7 +173,7 @@ def nothing_uploaded_matched(*, num_samples: int = 200) -> influence.Estimator:
   Args:
     num_samples: gradients that the server draws per round.
   """
-  return named(f"matched@{num_samples}")
+  return _of_size("matched", num_samples=num_samples)
 
 
 def named(name: str, server_examples: int | None = None) -> influence.Estimator:

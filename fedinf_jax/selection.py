@@ -23,7 +23,7 @@ def removals(
   num_clients = data.num_clients
   if _are_groups(given):
     return _mask(given, data)
-  mask = np.asarray(given)
+  mask = _array(given)
   if mask.dtype != bool or mask.ndim != 2 or not len(mask):
     raise ValueError(
       f"removals is {mask.dtype} of shape {list(mask.shape)};"
@@ -34,6 +34,14 @@ def removals(
       f"removals has {mask.shape[1]} columns for {num_clients} clients"
     )
   return mask
+
+
+def _array(value):
+  """Returns an array; of objects, where rows are of several lengths."""
+  try:
+    return np.asarray(value)
+  except ValueError:
+    return np.asarray(value, object)
 
 
 def _are_groups(given):
@@ -97,7 +105,7 @@ def replayed(
       )
     if named or _could_be_ids(exact, ids):
       return _rows_of(exact, num_removals, ids, named=named)
-  chosen = np.asarray(exact)
+  chosen = _array(exact)
   if chosen.ndim != 1 or (
     len(chosen) and not np.issubdtype(chosen.dtype, np.integer)
   ):

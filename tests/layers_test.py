@@ -59,7 +59,7 @@ WITHIN = {
   "simulation": [
     {"describing", "devices", "history", "made", "meter", "schedule", "wave"},
     {"exchange", "saved", "scores", "table"},
-    {"found", "measuring"},
+    {"found", "measuring", "portraits"},
     {"run"},
     {"recorder", "stages"},
     {"round"},

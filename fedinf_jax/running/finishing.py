@@ -1,4 +1,4 @@
-"""The last files of a run: influence.csv and summary.json."""
+"""The last files of a run: influence.csv, clients.json and summary.json."""
 
 import dataclasses
 import pathlib
@@ -18,24 +18,15 @@ from fedinf_jax.running import task as tasks
 from fedinf_jax.running import workdir
 from fedinf_jax.simulation import history as histories
 from fedinf_jax.simulation import measuring
+from fedinf_jax.simulation import portraits as portraits_
 from fedinf_jax.simulation import table as tables
 
 
 def finish(task: tasks.Task, folder: pathlib.Path, trained: loop.Trained):
-  """Writes influence.csv and summary.json.
+  """Writes influence.csv, clients.json and summary.json.
 
   Called by all processes, of which the first one writes.
   """
-  table = _table(task, folder, trained)
-  trust = tasks.trust(task) if tasks.is_checked(task) else {}
-  if processes.is_first():
-    records.write_influence(folder, table)
-    summary = _summary(task, folder, trained, table, trust)
-    records.write_summary(folder, summary)
-
-
-def _table(task, folder, trained):
-  """Returns the table of a run: "exact" first, then estimators, then passes."""
   run = simulation.Run.of(
     task.model,
     trained.state,
@@ -43,6 +34,18 @@ def _table(task, folder, trained):
     cohorts=tasks.cohorts(task),
     copy=False,
   )
+  table = _table(task, folder, trained, run)
+  portraits = portraits_.portraits(run)
+  trust = tasks.trust(task) if tasks.is_checked(task) else {}
+  if processes.is_first():
+    records.write_influence(folder, table)
+    records.write_clients(folder, portraits)
+    summary = _summary(task, folder, trained, table, trust)
+    records.write_summary(folder, summary)
+
+
+def _table(task, folder, trained, run):
+  """Returns the table of a run: "exact" first, then estimators, then passes."""
   if processes.is_first():
     run = dataclasses.replace(run, history=history(folder))
   names = ["exact", *evaluations.names(trained.evaluation)]

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedinf_jax import text
 from fedinf_jax.running import files
+from fedinf_jax.simulation import portraits as portraits_
 from fedinf_jax.simulation import table as tables
 from fedinf_jax.valuation import trust as trusts
 
@@ -20,6 +21,7 @@ METRICS = "metrics.jsonl"
 HISTORY = "history.jsonl"
 LAYERS = "layers.csv"
 INFLUENCE = "influence.csv"
+CLIENTS = "clients.json"
 SUMMARY = "summary.json"
 TIMING = "timing.jsonl"
 CLEANSE = "cleanse.json"
@@ -33,8 +35,8 @@ REPORT = "report.html"
 LOCK = ".lock"  # there while a process owns the workdir, see `lock`
 LOGS = (METRICS, HISTORY, LAYERS)  # cut back when a run is resumed
 FILES = (
-  *LOGS, CONFIG, SCREENING, REPEATS, INFLUENCE, SUMMARY, TIMING, CLEANSE,
-  DEBUG, REPORT,
+  *LOGS, CONFIG, SCREENING, REPEATS, INFLUENCE, CLIENTS, SUMMARY, TIMING,
+  CLEANSE, DEBUG, REPORT,
 )  # fmt: skip
 
 
@@ -334,6 +336,11 @@ def influence_titles(names: list[str]) -> list[str]:
 def write_influence(folder: pathlib.Path, table: tables.Table):
   """Writes influence.csv, a row per client."""
   files.write(folder / INFLUENCE, table.to_csv())
+
+
+def write_clients(folder: pathlib.Path, portraits: portraits_.Portraits):
+  """Writes clients.json, in one line."""
+  files.write_json(folder / CLIENTS, portraits, indent=None)
 
 
 def write_summary(folder: pathlib.Path, summary: Summary):

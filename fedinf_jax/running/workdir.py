@@ -127,6 +127,7 @@ class Contents(NamedTuple):
   cleanse: dict[str, Any] | None  # of records.Cleanse
   debug: dict[str, Any] | None  # of records.Debug
   files: list[str]  # those that are there
+  clients: dict[str, Any] | None = None  # of portraits.Portraits
 
   @property
   def rounds(self):
@@ -197,6 +198,7 @@ def read(folder: pathlib.Path) -> Contents:
     cleanse=found.get(records.CLEANSE),
     debug=found.get(records.DEBUG),
     files=list(found),
+    clients=found.get(records.CLIENTS),
   )
 
 

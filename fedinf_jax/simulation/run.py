@@ -24,6 +24,7 @@ from fedinf_jax.simulation import devices
 from fedinf_jax.simulation import history as histories
 from fedinf_jax.simulation import made as mades
 from fedinf_jax.simulation import measuring
+from fedinf_jax.simulation import portraits
 from fedinf_jax.simulation import saved
 from fedinf_jax.simulation import scores
 from fedinf_jax.simulation import table as tables
@@ -88,6 +89,7 @@ class Run:
     example: what the training data look like; None: not known.
     ids: of the clients; None: not known.
     num_examples: int [K], of the clients; None: not known.
+    labels: int [K, C], how many of each class they have; None: not known.
     cohorts: int [T, B], who took part, K for nobody; None: not known.
     removed: bool [R, K], who is taken out; None: one client after another.
     history: FIL of the evaluated rounds; or None.
@@ -105,6 +107,7 @@ class Run:
   example: agreement.Example | None = None
   ids: tuple[Any, ...] | None = None
   num_examples: np.ndarray | None = None
+  labels: np.ndarray | None = None
   cohorts: np.ndarray | None = None
   removed: np.ndarray | None = None
   history: histories.History | None = None
@@ -166,6 +169,7 @@ class Run:
       example=example,
       ids=data and data.ids,
       num_examples=data and data.num_examples,
+      labels=data and portraits.labels(data),
       cohorts=None if cohorts is None else np.asarray(cohorts),
       removed=removed,
       rounds=int(state.round),

@@ -25,7 +25,7 @@ from fedinf_jax.simulation import made as mades
 FILE = "run.npz"
 BESIDE = "config.json"  # of a report, which may have the same folder
 FORMAT = 1
-_PLAIN = ("exact_rows", "num_examples", "cohorts", "removed")
+_PLAIN = ("exact_rows", "num_examples", "labels", "cohorts", "removed")
 _HEALTH = ("truncated_at", "growth", "nonfinite_at", "residual")
 _MODELS = ("params/", "eps/", "exact/")
 _OVER_TIME = ("rounds", "loss", "accuracy")
