@@ -176,6 +176,12 @@ def nothing_uploaded_matched(*, num_samples: int = 200) -> influence.Estimator:
   return _of_size("matched", num_samples=num_samples)
 
 
+def _of_size(name, **size):
+  """Makes an estimator of another size, which is an argument's."""
+  ((argument, value),) = size.items()
+  return named(f"{name}@{checks.positive_integer(argument, value)}")
+
+
 def named(name: str, server_examples: int | None = None) -> influence.Estimator:
   """Makes the estimator that recipes call by a name, such as "relu@100".
 

@@ -1,4 +1,4 @@
-"""Progress of a simulation: a live line on a terminal, plain lines elsewhere."""
+"""Progress of a simulation: a live line on a terminal, else plain lines."""
 
 import io
 import sys

@@ -51,7 +51,7 @@ def test_sizes_are_arguments():
   less = fi.presets.named("matched", server_examples=90).curvature
   assert less.num_samples == 90
   for wrong in (0, -1, "many", 2.5):
-    with pytest.raises(ValueError, match="^num_samples is"):
+    with pytest.raises(ValueError, match=r"^num_samples is"):
       fi.presets.paper(num_samples=wrong)
   with pytest.raises(ValueError, match="'ours' is unknown; there are basic,"):
     fi.presets.named("ours")

@@ -113,5 +113,5 @@ def test_bad_groups_are_one_line(name):
 
 
 def test_a_mask_of_numbers_is_no_list_of_ids():
-  with pytest.raises(ValueError, match="^removals: 0 occurs twice"):
+  with pytest.raises(ValueError, match=r"^removals: 0 occurs twice"):
     selection.removals([[0, 1, 0, 0]], data_of([0, 1, 2, 3]))
