@@ -83,8 +83,8 @@ WITHIN = {
     {"workdir"},
     {"task"},
     {"evaluation", "explaining", "passes", "planning", "repeats"},
-    {"loop"},
-    {"finishing"},
+    {"loop", "summaries"},
+    {"finishing", "given"},
   ],
   "flower": [
     {"output", "records", "store"},

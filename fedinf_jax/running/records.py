@@ -60,6 +60,9 @@ class Agreement(NamedTuple):
   truncated_fraction: float | None  # of all clients' layers
 
 
+UNKNOWN = Agreement(*[None] * len(Agreement._fields))
+
+
 class WithMean(NamedTuple):
   """How near an estimator is to the mean of all exact FILs."""
 
@@ -190,8 +193,8 @@ class Estimator(NamedTuple):
   """
 
   description: str
-  upload_bytes_per_participant: int
-  upload_models: float
+  upload_bytes_per_participant: int | None  # None: not known
+  upload_models: float | None
   interactive: bool  # participants answer the server instead of uploading
   simulated: bool  # goes back through trainings that a server cannot see
   fil_pearson: float | None
@@ -230,7 +233,7 @@ class Summary(NamedTuple):
   num_params: int
   train_examples: int
   test_examples: int
-  seed: int
+  seed: int | None
   loss: float
   accuracy: float
   layer_names: list[str]
@@ -241,6 +244,10 @@ class Summary(NamedTuple):
   versions: dict[str, str]
   git_revision: str | None
   reliability: Repeated | None = None
+  # Of groups that are removed together, whose number `clients` is then, the
+  # clients in them; None: each client alone.
+  members: list[list[str]] | None = None
+  notes: list[str] | None = None  # what a reader of the numbers must know
 
 
 class Curve(NamedTuple):

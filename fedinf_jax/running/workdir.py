@@ -20,33 +20,41 @@ from fedinf_jax.running import consistency
 from fedinf_jax.running import files
 from fedinf_jax.running import parsing
 from fedinf_jax.running import records
+from fedinf_jax.simulation import saved
+
+# Files that are no run's, and may be there before it.
+BESIDE = (records.LOCK, saved.FILE)
 
 
-def check(folder: pathlib.Path):
+def check(folder: pathlib.Path, name: str = "--workdir"):
   """Checks that a run can have a folder, which need not exist yet.
+
+  Args:
+    folder: the workdir.
+    name: of the flag or argument, to begin a message with.
 
   Raises:
     ValueError: if it cannot be written to or holds something else.
   """
   there = next(p for p in (folder, *folder.parents) if p.exists())
   if not there.is_dir():
-    raise ValueError(f"--workdir={folder}: {there} is not a folder")
+    raise ValueError(f"{name}={folder}: {there} is not a folder")
   if not os.access(there, os.W_OK | os.X_OK):
-    raise ValueError(f"--workdir={folder} cannot be written to")
+    raise ValueError(f"{name}={folder} cannot be written to")
   if there == folder and not (folder / records.CONFIG).exists():
     others = [
       p
       for p in folder.iterdir()
-      if not p.name.endswith(".tmp") and p.name != records.LOCK
+      if not p.name.endswith(".tmp") and p.name not in BESIDE
     ]
     if others:
       raise ValueError(
-        f"--workdir={folder} is not empty and holds no run ({others[0].name});"
+        f"{name}={folder} is not empty and holds no run ({others[0].name});"
         " choose another"
       )
-  for name in records.FILES:
-    if (folder / name).exists() and not (folder / name).is_file():
-      raise ValueError(f"--workdir={folder}: {name} is not a file")
+  for file in records.FILES:
+    if (folder / file).exists() and not (folder / file).is_file():
+      raise ValueError(f"{name}={folder}: {file} is not a file")
 
 
 def claim(folder: pathlib.Path, about: records.About):
@@ -175,6 +183,15 @@ def read(folder: pathlib.Path) -> Contents:
     if (folder / name).is_file()
   }
   consistency.check(folder, found)
+  return contents(found)
+
+
+def contents(found: dict[str, Any]) -> Contents:
+  """Returns what is known about a run.
+
+  Args:
+    found: name of a file → what it holds, as `parsing` returns it.
+  """
   summary, history = found[records.SUMMARY], found[records.HISTORY]
   ids, columns = found[records.INFLUENCE]
   return Contents(
