@@ -95,7 +95,7 @@ WITHIN = {
     {"numbers"},
     {"captions", "verdict"},
     {"drawing"},
-    {"tracked_figures", "cleanse_figures", "tables"},
+    {"of_run", "tracked_figures", "cleanse_figures", "tables"},
     {"figures"},
     {"page"},
   ],

@@ -1,7 +1,8 @@
 """Draws the figures of a report from the contents of a workdir.
 
 Every figure is a function of `workdir.Contents` that returns a matplotlib
-Figure, or None where the run lacks what the figure shows.
+Figure, or None where the run lacks what the figure shows. Those that need no
+more than a run in memory has take that, too: `scatter(run, test=(x, y))`.
 """
 
 import math
@@ -15,6 +16,7 @@ from fedinf_jax import text
 from fedinf_jax.report import cleanse_figures
 from fedinf_jax.report import drawing
 from fedinf_jax.report import numbers
+from fedinf_jax.report import of_run
 from fedinf_jax.report import tracked_figures
 from fedinf_jax.report import verdict
 from fedinf_jax.running import workdir
@@ -31,6 +33,7 @@ def pngs(contents: workdir.Contents) -> dict[str, bytes]:
     return {name: drawing.png(figure) for name, figure in drawn if figure}
 
 
+@of_run.either("an evaluated round")
 def learning_curve(contents):
   """Draws test loss and accuracy over rounds."""
   figure = drawing.figure_of(2.7)
@@ -43,6 +46,7 @@ def learning_curve(contents):
   return figure
 
 
+@of_run.either("estimators, and removals that were replayed: exact=")
 def pearson(contents):
   """Draws Fig. 3 a–c: agreement of estimated with exact FIL over rounds."""
   if not contents.has_exact or not contents.names:
@@ -73,6 +77,7 @@ def pearson(contents):
   return figure
 
 
+@of_run.either("estimators, and removals that were replayed: exact=")
 def scatter(contents):
   """Draws Fig. 3 d–f: estimated against exact FIL at the last round."""
   names = contents.names[:MAX_SCATTERS]
@@ -179,6 +184,7 @@ def _score_colour(contents, score):
   return drawing.style_of(contents, name)["color"] if known else "#9ca3af"
 
 
+@of_run.either("an estimator, or removals that were replayed: exact=")
 def heat_map(contents):
   """Draws FIL of every client (rows) over rounds (columns)."""
   found = verdict.verdict(contents)
