@@ -24,7 +24,7 @@ from experiments import seeds
 from fedinf_jax import memory
 from fedinf_jax import report
 from fedinf_jax.report import numbers
-from fedinf_jax.report import verdict as verdicts
+from fedinf_jax.report import sentences
 from fedinf_jax.running import explaining
 from fedinf_jax.running import files
 from fedinf_jax.running import finishing
@@ -134,13 +134,12 @@ def print_verdict(folder: pathlib.Path, screen):
   """Names the clients that matter and says how far to trust it."""
   contents = workdir.read(folder)
   summary = contents.summary
-  verdict = verdicts.verdict(contents)
+  _, verdict = sentences.write(contents)
   lines = [
     f"after {summary['rounds']} rounds: test loss"
     f" {numbers.fixed(summary['loss'], 4)}, accuracy"
     f" {numbers.fixed(summary['accuracy'], 4)}",
-    *verdicts.sentences(contents, verdict),
-    *_effects(summary, verdict.ranked_by),
+    *verdict.lines(),
   ]
   for line in lines:
     progress.say(screen, line)
@@ -208,18 +207,6 @@ def _plan_table(sizes, machine, rounds, compiled):
   table.add_row(f"{rounds} rounds", numbers.duration(rounds * seconds))
   table.add_row("most of it", planning.bottleneck(sizes, machine))
   return table
-
-
-def _effects(summary, by):
-  """Returns a line about who helps or hurts beyond chance, if it is known."""
-  found = summary["effects"].get(by, {})
-  if not any(found.values()):
-    return []
-  return [
-    f"On other test examples of the same kind ({by}, 5 % false discoveries):"
-    f" {found['helps']:,} clients help, {found['hurts']:,} hurt, of"
-    f" {found['cannot tell']:,} one cannot tell."
-  ]
 
 
 def _table(contents):

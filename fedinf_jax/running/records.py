@@ -241,6 +241,7 @@ class Summary(NamedTuple):
   versions: dict[str, str]
   git_revision: str | None
   reliability: Repeated | None = None
+  verdict: list[str] | None = None  # in words, once there is a report
 
 
 class Curve(NamedTuple):
