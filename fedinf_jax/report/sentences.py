@@ -69,17 +69,7 @@ def _end(contents, found, clients, words):
     )
     for k in clients
   )
-  is_one = found.count(effect) == 1
-  if sure := found.count(effect):
-    line = f"{wording.counted(sure, 'client')} {effect if is_one else verb}"
-    line += f", client {first[0]}" + ("" if is_one else " most")
-  elif (found.effect != "").any():
-    line = f"No client {effect} for sure; client {first[0]} comes nearest"
-  else:
-    signs = found.fil > 0 if effect == "helps" else found.fil < 0
-    count = wording.counted(int(signs.sum()), "client")
-    line = f"{count} seem{'s' * (signs.sum() == 1)} to {verb}, client"
-    line += f" {first[0]} most"
+  line = _opening(found, effect, verb, first[0])
   line += f": without it the test loss would {moves} by {first[1]}"
   line += f" ({first[2]})" if first[2] else ""
   if others:
@@ -87,6 +77,20 @@ def _end(contents, found, clients, words):
       [f"{name} ({', '.join(filter(None, facts))})" for name, *facts in others]
     )
   return f"{line}."
+
+
+def _opening(found, effect, verb, who):
+  """Says how many do so, how sure that is, and who does so most."""
+  if sure := found.count(effect):
+    is_one = sure == 1
+    line = f"{wording.counted(sure, 'client')} {effect if is_one else verb}"
+    return f"{line}, client {who}" + ("" if is_one else " most")
+  if (found.effect != "").any():
+    return f"No client {effect} for sure; client {who} comes nearest"
+  seeming = int((found.fil > 0 if effect == "helps" else found.fil < 0).sum())
+  seem = "seems" if seeming == 1 else "seem"
+  line = f"{wording.counted(seeming, 'client')} {seem} to {verb}"
+  return f"{line}, client {who} most"
 
 
 def _unclear(found):
