@@ -8,6 +8,7 @@ import numpy as np
 from fedinf_jax import text
 from fedinf_jax.report import drawing
 from fedinf_jax.report import numbers
+from fedinf_jax.report import verdict
 
 MAX_LAYERS, MAX_CLIENTS = 8, 6
 
@@ -92,11 +93,17 @@ def _whole(traces, name, kind):
 
 
 def _moved(contents):
-  """Returns the tracked clients that were drawn: the others have no FIP."""
+  """Returns the tracked clients that were drawn: the others have no FIP.
+
+  Those that matter most come first.
+  """
+  fil = np.nan_to_num(verdict.verdict(contents).fil)
+  weight = dict(zip(contents.ids, np.abs(fil).tolist(), strict=True))
+  order = sorted(contents.tracked, key=lambda i: -weight.get(i, 0))
   return {
-    client: traces
-    for client, traces in contents.tracked.items()
-    if any(_size(layer) for layer in traces.values())
+    client: contents.tracked[client]
+    for client in order
+    if any(_size(layer) for layer in contents.tracked[client].values())
   }
 
 

@@ -244,6 +244,7 @@ class Summary(NamedTuple):
   versions: dict[str, str]
   git_revision: str | None
   reliability: Repeated | None = None
+  verdict: list[str] | None = None  # in words, once there is a report
   # Of groups that are removed together, whose number `clients` is then, the
   # clients in them; None: each client alone.
   members: list[list[str]] | None = None
