@@ -34,9 +34,8 @@ def advice(contents: workdir.Contents, found: verdicts.Verdict) -> list[str]:
 
 def command(contents: workdir.Contents, found: verdicts.Verdict) -> str | None:
   """Returns the command that replays both ends; None where it is no use."""
-  recipe = contents.config["config"]
   done = found.num_replayed == len(found.fil) or contents.screened_by
-  if done or found.ranked_by is None or "exact" not in recipe:
+  if done or found.ranked_by is None or not contents.is_recipe:
     return None
   count = min(2 * REPLAYED, len(found.fil) // 2 * 2)
   by = "adjoint" if found.ranked_by == "exact" else found.ranked_by
@@ -70,9 +69,12 @@ def _replay(contents, found):
       "To be sure about both ends, retrain without them (add what else you"
       f" changed in the recipe): {line}"
     )
-  names = [repr(str(contents.ids[k])) for k in (*found.helps, *found.hurts)]
-  if not names or contents.summary["name"] == "flower":
+  both = *found.helps, *found.hurts
+  if not both or contents.summary["name"] == "flower":
     return None
+  names = [repr(str(contents.ids[k])) for k in both]
+  if found.noun == "group":
+    names = map(str, both)  # Rows of removals.
   return (
     "To be sure about both ends, retrain without them:"
     f" fi.simulate(..., exact=[{', '.join(map(text.printable, names))}])"

@@ -78,10 +78,11 @@ def page(
       PARTS.with_name(f"page_{name}.js").read_text("utf-8") for name in SCRIPTS
     ),
     "title": tables.escaped(f"Client influence: {contents.summary['name']}"),
-    "run": _run(contents),
+    "run": _run(contents, found.noun),
     "banner": _banner(contents),
     "headline": _paragraphs(said.headline, "lead")
-    + _paragraphs(said.account, "account"),
+    + _paragraphs(said.account, "account")
+    + _paragraphs(contents.summary.get("notes") or [], "note"),
     "trust": _trust(contents, found, said),
     "next": _next(contents, found, said),
     "estimators": tables.estimators(contents),
@@ -103,13 +104,13 @@ def _paragraphs(lines, kind):
   )
 
 
-def _run(contents):
+def _run(contents, noun):
   """Says in a line what was run."""
   s = contents.summary
   fed = contents.config.get("config", {}).get("fed", {})
   facts = [
     s["name"],
-    wording.counted(s["clients"], "client"),
+    wording.counted(s["clients"], noun),
     wording.counted(s["rounds"], "round"),
   ]
   if "cohort_size" in fed:
@@ -277,12 +278,13 @@ def _details(contents, images):
     "data digest": s["data_digest"],
     **{f"version of {name}": v for name, v in s["versions"].items()},
   }
+  settings = "The whole recipe" if contents.is_recipe else "Settings"
   names = [*contents.files, *(f"figures/{name}.png" for name in images)]
   links = "".join(f'<li><a href="{name}">{name}</a></li>' for name in names)
   return (
     f"{tables.pairs(about)}\n<details><summary>Layer by layer</summary>"
     f'<div class="scroll">{tables.layers(contents)}</div></details>\n'
-    "<details><summary>The whole recipe</summary>"
+    f"<details><summary>{settings}</summary>"
     f"{tables.pairs(contents.config.get('config', {}))}</details>\n"
     f'<details><summary>Files of this run</summary><ul class="files">{links}'
     "</ul></details>"

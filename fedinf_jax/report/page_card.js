@@ -60,7 +60,7 @@ function cardHead(k) {
 function cardSentence(k, s) {
   const mine = values[s], fil = mine.fil[k], fia = mine.fia && mine.fia[k];
   if (fil === null) return "Nothing is known about its influence.";
-  if (!data.times[k]) return "It never took part, so it has no influence.";
+  if (data.times[k] === 0) return "It never took part, so it has no influence.";
   const moves = (v) => v > 0 ? "rise" : "fall";
   let text = fil ? `Without it the test loss would ${moves(fil)} by ` +
     digits(Math.abs(fil), 2) : "Without it the test loss would be the same";

@@ -49,7 +49,7 @@ function ordered() {
   const of = COLUMNS.find((c) => c[0] === key)[2];
   const part = view.find.trim().toLowerCase();
   const list = data.ids.map((id, k) => k).filter((k) =>
-    data.ids[k].toLowerCase().includes(part) && !(view.drawn && !data.times[k]));
+    data.ids[k].toLowerCase().includes(part) && !(view.drawn && data.times[k] === 0));
   const sought = new Map(list.map((k) => [k, of(k)]));
   return list.sort((a, b) => {
     const x = sought.get(a), y = sought.get(b);

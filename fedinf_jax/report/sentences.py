@@ -60,7 +60,7 @@ def _end(contents, found, clients, words):
   """Names the clients at one end; words: helps, help, and how loss moves."""
   effect, verb, moves = words
   if not clients:
-    return f"No client {effect}."
+    return f"No {found.noun} {effect}."
   first, *others = (
     (
       text.escaped(contents.ids[k]),
@@ -81,31 +81,33 @@ def _end(contents, found, clients, words):
 
 def _opening(found, effect, verb, who):
   """Says how many do so, how sure that is, and who does so most."""
+  noun = found.noun
   if sure := found.count(effect):
     is_one = sure == 1
-    line = f"{wording.counted(sure, 'client')} {effect if is_one else verb}"
-    return f"{line}, client {who}" + ("" if is_one else " most")
+    line = f"{wording.counted(sure, noun)} {effect if is_one else verb}"
+    return f"{line}, {noun} {who}" + ("" if is_one else " most")
   if (found.effect != "").any():
-    return f"No client {effect} for sure; client {who} comes nearest"
+    return f"No {noun} {effect} for sure; {noun} {who} comes nearest"
   seeming = int((found.fil > 0 if effect == "helps" else found.fil < 0).sum())
   seem = "seems" if seeming == 1 else "seem"
-  line = f"{wording.counted(seeming, 'client')} {seem} to {verb}"
-  return f"{line}, client {who} most"
+  line = f"{wording.counted(seeming, noun)} {seem} to {verb}"
+  return f"{line}, {noun} {who} most"
 
 
 def _unclear(found):
   """Says how many cannot be told apart from nothing."""
   measured = int((found.effect != "").sum())
+  everyone = wording.counted(measured, found.noun)
   if not measured:
     line = "How sure that is was not measured"
   elif unclear := found.count("cannot tell"):
-    line = f"{unclear:,} of {wording.counted(measured, 'client')} cannot be"
+    line = f"{unclear:,} of {everyone} cannot be"
     if unclear == measured:
-      line = f"None of {wording.counted(measured, 'client')} can be"
+      line = f"None of {everyone} can be"
     line += " told apart from no effect on other test examples of the same kind"
     line += " (5 % false discoveries)"
   else:
-    line = f"Each of {wording.counted(measured, 'client')} can be told apart"
+    line = f"Each of {everyone} can be told apart"
     line += " from no effect (5 % false discoveries)"
   if found.num_absent:
     line += f"; {found.num_absent:,} never took part"
@@ -124,13 +126,14 @@ def _account(contents, found):
 
 
 def _whose(contents, found):
-  some = f"{found.num_replayed:,} of the {len(found.fil):,} clients"
+  some = f"{found.num_replayed:,} of the"
+  some += f" {wording.counted(len(found.fil), found.noun)}"
   if contents.screened_by:
     some = extremes(contents, found)
   if found.ranked_by == "exact":
     if found.num_replayed < len(found.fil):
       return f"retraining without {some}"
-    return "retraining without each client: exact, for this one training"
+    return f"retraining without each {found.noun}: exact, for this one training"
   who = wording.titled(found.ranked_by)
   if found.grades[found.ranked_by] == verdicts.OVERFLOWED:
     return f"{who}, which overflowed"
@@ -138,9 +141,10 @@ def _whose(contents, found):
     return who
   if contents.has_exact:
     return f"{who}, which agrees best with retraining without {some}"
+  first = "the first of the recipe" if contents.is_recipe else "the first named"
   if found.ranked_by == contents.names[0]:
-    return f"{who}, the first of the recipe"
-  return f"{who}, the first of the recipe that did not overflow"
+    return f"{who}, {first}"
+  return f"{who}, {first} that did not overflow"
 
 
 def extremes(contents: workdir.Contents, found: verdicts.Verdict) -> str:
@@ -170,7 +174,7 @@ def trust(
   """Says in words how far each estimator can be trusted: name → sentence."""
   lines = {}
   for name, measured in contents.summary["estimators"].items():
-    facts = _agreement(contents, name) if contents.has_exact else []
+    facts = _agreement(contents, found, name) if contents.has_exact else []
     has_eps = name in contents.with_eps
     facts += (
       [
@@ -233,7 +237,7 @@ def _reproducible(contents):
   ]
 
 
-def _agreement(contents, name):
+def _agreement(contents, found, name):
   """Says in words how near an estimator is to the ground truth."""
   measured = contents.summary["estimators"][name]
   quarter = measured["last_quarter"]
@@ -244,7 +248,7 @@ def _agreement(contents, name):
   helpful, harmful, count = _in_common(contents, name)
   return [
     f"finds {helpful} of the {count} most helpful and {harmful} of the {count}"
-    " most harmful clients",
+    f" most harmful {found.noun}s",
     "Pearson {}, Spearman {} at the last round".format(*pair(measured))
     + _beside(contents, "last"),
     "{} and {} on average over the last quarter".format(*pair(quarter))

@@ -100,6 +100,8 @@ def pairs(tree: dict) -> str:
 
 
 def _upload(measured):
+  if measured["upload_models"] is None:
+    return numbers.MISSING
   if not measured["upload_models"]:
     return "nothing"
   models = numbers.digits(measured["upload_models"], 3)

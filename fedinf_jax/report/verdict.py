@@ -50,6 +50,7 @@ class Verdict(NamedTuple):
   num_absent: int  # clients that never took part
   num_replayed: int  # clients whose exact FIL is known
   grades: dict[str, Grade]  # of every estimator
+  noun: str = "client"  # what a row is, or "group"
 
   def count(self, effect: str) -> int:
     """Returns how many clients have an effect."""
@@ -89,6 +90,7 @@ def verdict(contents: workdir.Contents) -> Verdict:
       )
       for name, measured in contents.summary["estimators"].items()
     },
+    noun="group" if contents.summary.get("members") else "client",
   )
 
 

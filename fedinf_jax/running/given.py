@@ -236,8 +236,8 @@ def _about(run, name):
     kinds = run.made.estimators.items()
     config["estimators"] = {n: kind.description for n, kind in kinds}
   count = 0 if run.exact_rows is None else len(run.exact_rows)
-  exact = {0: "none", run.num_removals: "all"}.get(count, str(count))
-  return summaries.about(name, SOURCE, config | {"exact": exact})
+  config["retrained"] = f"{count} of {run.num_removals}"
+  return summaries.about(name, SOURCE, config)
 
 
 def _seed(run):

@@ -153,6 +153,11 @@ class Contents(NamedTuple):
     return [n for n in self.names if self.summary["estimators"][n]["layers"]]
 
   @property
+  def is_recipe(self):
+    """Whether a recipe made the run, which is then to be had again."""
+    return "exact" in self.config["config"]
+
+  @property
   def screened_by(self):
     """By whom the clients to replay were chosen; None: they are no extremes."""
     exact = self.config["config"].get("exact")
