@@ -42,7 +42,7 @@ def flax(module):
 MODEL = flax(Tanh())
 FED = fi.FedAvg(rounds=5, cohort_size=3, local_steps=2, learning_rate=0.4)
 ALONE = fi.estimator(fi.truncated(), fi.no_guard())
-BOTH = {"a/b": fi.estimator(fi.truncated(), fi.lwet()), "other": ALONE}
+BOTH = {"other": ALONE, "a/b": fi.estimator(fi.truncated(), fi.lwet())}
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +97,7 @@ def test_what_was_saved_says_what_the_run_said(full, tmp_path):
     same(mine, theirs)
   assert again.ids == full.ids and type(again.ids[1]) is int
   assert again.made == full.made and again.rounds == 5
+  assert list(again.made.estimators) == ["other", "a/b"]
   assert again.example == full.example
   for field in ("exact_rows", "num_examples", "labels", "cohorts", "removed"):
     same(getattr(full, field), getattr(again, field))

@@ -118,7 +118,7 @@ def _test_set(contents, found):
   owners = int(np.isfinite(own).sum())
   size = wording.counted(examples, "example")
   if owners:
-    size += f" of {wording.counted(owners, 'client')}"
+    size += f" of {wording.counted(owners, found.noun)}"
   return (
     f"Your test set is too small to tell anybody apart from nothing: {size}."
     " Hold out more examples, and those of more clients."

@@ -64,9 +64,15 @@ def measure(
   checks.identifier("name", name)
   x, y, owners = _examples(test, owners)
   known = {} if run.spread_exact is not None else {"exact": None}
-  of = ["exact", *run.spread_eps]
+  names = list(run.made.estimators if run.made else run.spread_eps)
   table = measuring.table(
-    run, x, y, of=of, owners=owners, seed=_seed(run) or 0, known=known
+    run,
+    x,
+    y,
+    of=["exact", *names],
+    owners=owners,
+    seed=_seed(run) or 0,
+    known=known,
   )
   loss, accuracy = recorder.performance(run.model, run.params, x, y)
   last = _last(run, table, loss, accuracy)
@@ -98,7 +104,7 @@ def measure(
           evaluations.agreement(last, n),
           late[n],
         )
-        for n in run.spread_eps
+        for n in names
       },
       git_revision=None,
       members=_members(run),

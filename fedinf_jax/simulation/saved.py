@@ -75,7 +75,8 @@ def _about(run, dtypes):
     "made": run.made
     and {
       **run.made._asdict(),
-      "estimators": [list(k) for k in run.made.estimators.values()],
+      # A list, as it has an order that is not that of the arrays.
+      "estimators": [[n, *kind] for n, kind in run.made.estimators.items()],
     },
   }
 
@@ -168,7 +169,7 @@ def _fields(arrays, about, treedef):
     "ids": None if about["ids"] is None else tuple(about["ids"]),
     "history": _history(arrays, about["history"]),
     "rounds": about["rounds"],
-    "made": _made(about["made"], names),
+    "made": _made(about["made"]),
   }
 
 
@@ -187,11 +188,10 @@ def _history(arrays, names):
   return histories.History(fil=fil, **over_time)
 
 
-def _made(about, names):
+def _made(about):
   if about is None:
     return None
-  kinds = [mades.Kind(*kind) for kind in about["estimators"]]
-  kinds = dict(zip(names, kinds, strict=True))
+  kinds = {name: mades.Kind(*kind) for name, *kind in about["estimators"]}
   return mades.Made(about["fed"], about["seed"], kinds)
 
 
