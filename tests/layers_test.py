@@ -96,7 +96,7 @@ WITHIN = {
     {"captions", "verdict"},
     {"drawing", "advice", "embedding"},
     {"tracked_figures", "cleanse_figures", "tables", "sentences"},
-    {"figures"},
+    {"figures", "alternatives"},
     {"page"},
   ],
 }

@@ -26,7 +26,7 @@ def advice(contents: workdir.Contents, found: verdicts.Verdict) -> list[str]:
     _more_rounds(contents, found),
     _test_set(contents, found),
     _kinks(contents),
-    _cleansed(contents),
+    cleansed(contents),
     _debugged(contents),
   ]
   return [line for line in lines if line]
@@ -144,8 +144,8 @@ def _kinks(contents):
   )
 
 
-def _cleansed(contents):
-  """Says whether leaving harmful clients out has helped."""
+def cleansed(contents: workdir.Contents) -> str | None:
+  """Says whether leaving harmful clients out has helped; None: not tried."""
   if not contents.cleanse:
     return None
   curves = [c for c in contents.cleanse["curves"] if c["way"] == "held_out"]
