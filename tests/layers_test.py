@@ -75,7 +75,7 @@ WITHIN = {
     {"participant"},
   ],
   "running": [
-    {"schema", "processes"},
+    {"compile_cache", "schema", "processes"},
     {"files"},
     {"records"},
     {"interrupts", "logs", "lock", "parsing", "progress", "checkpoint"},
