@@ -3,12 +3,14 @@
 import csv
 import io
 import itertools
+import json
 
 import numpy as np
 import pytest
 
 from fedinf_jax import report
 from fedinf_jax import text
+from fedinf_jax.report import verdict
 from fedinf_jax.running import workdir
 from tests import browser
 from tests import workdirs
@@ -244,6 +246,29 @@ def test_positive_helps_for_accuracy_too(page, full):
   assert shown(page) == [contents.ids[k] for k in order]
   first = page.run("document.querySelector('#table td.value').textContent")
   assert first.startswith("+") and first.endswith(" points")
+
+
+def test_a_screening_says_what_is_exact(page, tmp_path):
+  folder = workdirs.write(tmp_path, clients=30, exact="20", tracked=())
+  path = folder / "config.json"
+  about = json.loads(path.read_text())
+  about["config"]["exact"] = "top:20:both"
+  path.write_text(json.dumps(about))
+  report.write(folder)
+  contents = workdir.read(folder)
+  fil = verdict.verdict(contents).fil
+  order = np.argsort(-fil, kind="stable")
+  open_page(page, folder)
+  assert shown(page) == [contents.ids[k] for k in order]
+  said = page.run(
+    "Array.from(document.querySelectorAll('#table small'),"
+    " (cell) => cell.textContent)"
+  )
+  assert said == [verdict.source(contents, k) for k in order]
+  assert set(said) == {"exact", "estimated"}
+  page.run(f"location.hash = linkTo({order[0]})")
+  page.wait("card.open")
+  assert f"({said[0]})" in page.run("card.textContent")
 
 
 @pytest.mark.parametrize("place", range(len(NASTY)))
