@@ -14,10 +14,15 @@ from ml_collections import config_flags
 
 from experiments import estimators
 from fedinf_jax import text
+from fedinf_jax.running import compile_cache
 from fedinf_jax.running import processes
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"
 HELP = ("--help", "-help", "-h", "-?", "--helpshort", "--helpfull")
+_CACHE = flags.DEFINE_boolean(
+  "compilation_cache", True, "Keep compiled programs in ~/.cache/fedinf_jax, so"
+  " that the next start is faster. (JAX_COMPILATION_CACHE_DIR: elsewhere.)",
+)  # fmt: skip
 
 
 def define_config(default):
@@ -84,6 +89,8 @@ def run(main):
   """Runs `main` under absl, turning user errors into one line on stderr."""
 
   def guarded(argv):
+    if _CACHE.value:
+      compile_cache.keep()
     try:
       main(argv)
     except (ValueError, OSError) as error:

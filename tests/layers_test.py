@@ -75,7 +75,7 @@ WITHIN = {
     {"participant"},
   ],
   "running": [
-    {"schema", "processes"},
+    {"compile_cache", "schema", "processes"},
     {"files"},
     {"records"},
     {"interrupts", "logs", "lock", "parsing", "progress", "checkpoint"},
@@ -96,7 +96,7 @@ WITHIN = {
     {"captions", "verdict"},
     {"drawing", "advice", "embedding"},
     {"of_run", "tracked_figures", "cleanse_figures", "tables", "sentences"},
-    {"figures"},
+    {"figures", "alternatives"},
     {"page"},
   ],
 }

@@ -10,12 +10,11 @@ import functools
 import pathlib
 import string
 
-import matplotlib
 import numpy as np
 from PIL import Image
 from PIL import ImageDraw
 from PIL import ImageFont
-from scipy import ndimage
+import scipy
 
 from fedinf_jax import checks
 from fedinf_jax import memory
@@ -121,7 +120,7 @@ def _draw(draw, n):
 
   lines = np.stack([_centre_lines(_FONTS[f]) for f in fonts])
   lines = lines[font_of_class, np.arange(len(CLASSES))]
-  distance = ndimage.map_coordinates(
+  distance = scipy.ndimage.map_coordinates(
     lines.reshape(-1, _FIELD), (down + _FIELD * y[:, None], right), order=1
   ) * (cap / _CAP)
   # A pixel half covered by the pen's edge is half black.
@@ -146,6 +145,8 @@ def _waves():
 @functools.cache
 def _centre_lines(name):
   """Returns float32 [62, 96, 96]: distances to the centre lines of a font."""
+  import matplotlib  # Slow to import, and nothing else here needs it.
+
   path = pathlib.Path(matplotlib.get_data_path(), "fonts", "ttf", f"{name}.ttf")
   # The layout engine is named because Pillow's default depends on its build.
   font = ImageFont.truetype(path, 100, layout_engine=ImageFont.Layout.BASIC)
@@ -164,7 +165,10 @@ def _centre_lines(name):
     shapes.append(np.asarray(field) > 127)
   lines = _thin(np.stack(shapes))
   return np.stack(
-    [ndimage.distance_transform_edt(~line).astype(np.float32) for line in lines]
+    [
+      scipy.ndimage.distance_transform_edt(~line).astype(np.float32)
+      for line in lines
+    ]
   )
 
 

@@ -26,7 +26,7 @@ def advice(contents: workdir.Contents, found: verdicts.Verdict) -> list[str]:
     _more_rounds(contents, found),
     _test_set(contents, found),
     _kinks(contents),
-    _cleansed(contents),
+    cleansed(contents),
     _debugged(contents),
   ]
   return [line for line in lines if line]
@@ -146,8 +146,8 @@ def _kinks(contents):
   )
 
 
-def _cleansed(contents):
-  """Says whether leaving harmful clients out has helped."""
+def cleansed(contents: workdir.Contents) -> str | None:
+  """Says whether leaving harmful clients out has helped; None: not tried."""
   if not contents.cleanse:
     return None
   curves = [c for c in contents.cleanse["curves"] if c["way"] == "held_out"]
@@ -166,11 +166,17 @@ def _cleansed(contents):
   helped = last(best) < before[0]
   return (
     f"Cleansing {'helped' if helped else 'did not help'}: trained on without"
-    f" the {numbers.share(best['fraction'])} most harmful clients"
-    f" ({wording.titled(contents.cleanse['estimator'])}), the test loss is"
+    f" the {numbers.share(best['fraction'])} most harmful clients by"
+    f" {wording.titled(contents.cleanse['estimator'])}, the best of"
+    f" {wording.counted(len(tried), 'share')} tried, the test loss is"
     f" {numbers.fixed(last(best), 4)}, with everybody"
     f" {numbers.fixed(before[0], 4)}{by_chance if chance else ''}."
   )
+
+
+def _score(name):
+  """Returns a score of debug.json in plain words."""
+  return wording.titled(name.removeprefix("fil_"))
 
 
 def _debugged(contents):
@@ -186,7 +192,7 @@ def _debugged(contents):
   count = len(contents.debug["bad"])
   return (
     f"Debugging {helped}: of {wording.counted(count, 'bad client')}"
-    f" ({contents.debug['kind']}) {best} finds"
+    f" ({contents.debug['kind']}) {_score(best)} finds"
     f" {numbers.share(scores[best]['precision_at_k'])}, the best of"
     f" {len(scores)} scores; trained again without those it names, the test"
     f" loss is {numbers.fixed(loss[1], 4)}, with everybody"

@@ -8,6 +8,7 @@ import string
 from fedinf_jax import text
 from fedinf_jax import wording
 from fedinf_jax.report import advice
+from fedinf_jax.report import alternatives
 from fedinf_jax.report import captions
 from fedinf_jax.report import drawing
 from fedinf_jax.report import embedding
@@ -87,7 +88,7 @@ def page(
     "next": _next(contents, found, said),
     "estimators": tables.estimators(contents),
     "columns": _columns(contents, found),
-    "figures": _figures(images, "fig", 3) + _cleansed(contents),
+    "figures": _figures(contents, images, "fig") + _cleansed(contents),
     "debug": _debugged(contents, images),
     "missing": _missing(contents),
     # "<" could end the script element.
@@ -201,23 +202,23 @@ def _columns(contents, found):
   )
 
 
-def _figures(images, prefix, level):
+def _figures(contents, images, prefix):
   return "\n".join(
-    _figure(name, image, level)
+    _figure(name, image, alternatives.alternative(name, contents))
     for name, image in images.items()
     if name.startswith(prefix)
   )
 
 
-def _figure(name, image, level):
+def _figure(name, image, words):
   """Shows a figure: as SVG, unless that is too large for the page."""
   title, caption = captions.CAPTIONS[name]
   kind, content = "svg+xml", image.svg
   if len(content) > MOST_SVG:
     kind, content = "png", image.png
   return (
-    f'<section><h{level}>{title}</h{level}><figure class="plate">'
-    f'<a href="figures/{name}.svg"><img alt="{title}. {caption}"'
+    f'<section><h3>{title}</h3><figure class="plate">'
+    f'<a href="figures/{name}.svg"><img alt="{tables.escaped(words)}"'
     f' src="data:image/{kind};base64,{base64.b64encode(content).decode()}">'
     f"</a><figcaption>{caption} Files:"
     f' <a href="figures/{name}.png">PNG</a>,'
@@ -243,7 +244,8 @@ def _debugged(contents, images):
     return ""
   ids = [text.escaped(name) for name in contents.debug["bad"]]
   return (
-    f'<section id="debug"><h2>Bad clients</h2>{_figures(images, "debug", 3)}'
+    '<section id="debug"><h2>Bad clients</h2>'
+    f"{_figures(contents, images, 'debug')}"
     f"<p>{len(ids):,} clients were made bad"
     f" ({tables.escaped(contents.debug['kind'])}):"
     f" {', '.join(map(tables.escaped, ids))}. Trained again without as many"

@@ -24,16 +24,16 @@ function heatMap() {
   let rows = [], columns = [], table = [];
 
   function choose() {
-    const i = Number(by.value), history = histories[i];
+    const i = Number(by.value);
     // In a screening the exact numbers stand before the estimates.
-    const last = values[i].fil.map((v, k) =>
-      i === data.by ? values[scoreOf(k)].fil[k] : v);
+    const of = (k) => i === data.by ? scoreOf(k) : i;
+    const last = data.ids.map((id, k) => values[of(k)].fil[k]);
     const order = last.map((v, k) => k).filter((k) => last[k] !== null)
       .sort((a, b) => last[b] - last[a] || a - b);
     const n = Number(size.value);
     rows = order.length <= 2 * n ? order
       : order.slice(0, n).concat([null], order.slice(-n));
-    table = rows.map((k) => k === null ? [] : history.row(k));
+    table = rows.map((k) => k === null ? [] : histories[of(k)].row(k));
     columns = data.kept.map((r, j) => j).filter((j) =>
       table.some((row) => row.length && row[j] !== null));
     names.textContent = "";

@@ -10,13 +10,19 @@ const COLUMNS = [
   ["interval", "95 % interval", (k) => field("fil_low", k), true],
   ["own", "on its own examples", (k) => field("fil_own", k), true],
   ["others", "on everybody else's", (k) => field("fil_others", k), true],
-  ["effect", "effect", (k) => values[view.by].effect[k] || ""],
+  ["effect", "effect", (k) => field("effect", k) || ""],
   ["examples", "examples", (k) => data.examples[k]],
   ["times", "rounds drawn", (k) => data.times[k]],
 ];
 
+// By whose account client k is shown: that of the choice, unless it stands for
+// the run's own, of which some may be exact.
+function shownBy(k) {
+  return view.by === String(data.by) ? scoreOf(k) : Number(view.by);
+}
+
 function field(name, k) {
-  const list = scores.length ? values[view.by][name] : null;
+  const list = scores.length ? values[shownBy(k)][name] : null;
   return list ? list[k] : null;
 }
 
@@ -93,8 +99,8 @@ function tableRow(rows, k) {
   const cell = add(row, "td", {class: "value " + said}, value === null
     ? "\u2013" : points ? signed(100 * value) + " points" : signed(value));
   if (data.screened && view.measure === "loss") {
-    const exact = values[0].fil[k] !== null && scores[0].name === "exact";
-    add(cell, "small", {}, exact ? "exact known" : "estimated");
+    const exact = scores[shownBy(k)].name === "exact";
+    add(cell, "small", {}, exact ? "exact" : "estimated");
   }
   const low = field("fil_low", k);
   add(row, "td", {class: "interval loss-only"}, low === null ? "\u2013"
@@ -102,7 +108,7 @@ function tableRow(rows, k) {
   add(row, "td", {class: "own loss-only"}, signed(field("fil_own", k)));
   add(row, "td", {class: "others loss-only"}, signed(field("fil_others", k)));
   add(row, "td", {class: "effect"},
-      scores.length && values[view.by].effect[k] || said);
+      field("effect", k) || said);
   add(row, "td", {class: "examples"}, data.examples[k].toLocaleString("en"));
   add(row, "td", {class: "times"}, data.times[k] === null
     ? "\u2013" : data.times[k].toLocaleString("en"));

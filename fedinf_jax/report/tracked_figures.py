@@ -15,12 +15,10 @@ MAX_LAYERS, MAX_CLIENTS = 8, 6
 
 def layers(contents):
   """Draws Fig. 1: error and norm of one client's FIP, layer by layer."""
-  tracked = _moved(contents)
-  if not tracked:
+  if not _moved(contents):
     return None
-  client = next(iter(_replayed(tracked) or tracked))
-  traces = tracked[client]
-  shown = _largest_layers(traces)
+  client, traces = of_layers(contents)
+  shown = list(traces)
   kinds = {"norm": "norm ‖ε‖"}
   if _replayed({client: traces}):
     kinds = {"error": "error ‖ε − ε*‖", **kinds}
@@ -48,6 +46,23 @@ def layers(contents):
     figure, contents, f"Client {text.escaped(client)}", truth=label
   )
   return figure
+
+
+def of_layers(contents):
+  """Returns the client of Fig. 1, and layer → estimator → its trace."""
+  tracked = _moved(contents)
+  client = next(iter(_replayed(tracked) or tracked))
+  traces = tracked[client]
+  return client, {layer: traces[layer] for layer in _largest_layers(traces)}
+
+
+def at_the_end(contents):
+  """Yields (client, size, {estimator: distance}) of Fig. 2's last round."""
+  tracked = _replayed(_moved(contents))
+  for client in list(tracked)[:MAX_CLIENTS]:
+    last = lambda name, kind, c=client: _whole(tracked[c], name, kind)[1][-1]
+    fars = {name: last(name, "error") for name in contents.with_eps}
+    yield client, last("exact", "norm"), fars
 
 
 def distance(contents):

@@ -10,7 +10,7 @@ from typing import Any
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from fedinf_jax import checks
 from fedinf_jax import memory
@@ -76,7 +76,7 @@ def bootstrap(
     return Intervals(unknown, unknown, np.ones(len(change)))
   value = change @ weights
   away = change - value[:, None]
-  student = stats.t(max(groups - 1, 1))
+  student = scipy.stats.t(max(groups - 1, 1))
   few = np.sqrt(groups / (groups - 1))
   error = few * np.sqrt((np.square(weights) * np.square(away)).sum(1))
   drawn = _resampled(away, weights, resamples, seed) / few
@@ -116,7 +116,7 @@ def effects(value: Any, p: Any, *, level: float = LEVEL) -> np.ndarray:
   asked = np.isfinite(value) & (value != 0) & np.isfinite(p)
   found = np.zeros(len(value), int)
   if asked.any():
-    adjusted = stats.false_discovery_control(p[asked])
+    adjusted = scipy.stats.false_discovery_control(p[asked])
     found[asked] = np.where(adjusted <= 1 - level, np.sign(value[asked]), 0)
   return found
 

@@ -9,7 +9,7 @@ hand in −FIA where there is no such argument.
 from typing import Any
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from fedinf_jax import checks
 from fedinf_jax import rng
@@ -180,7 +180,7 @@ def auroc(score: Any, bad: Any) -> float:
   if not num_good:
     raise ValueError("bad is True everywhere; at least one client must be good")
   # The midrank sum of the bad ones counts their pairs with one another too.
-  ranks = stats.rankdata(-score)[bad].sum()
+  ranks = scipy.stats.rankdata(-score)[bad].sum()
   return float((ranks - num_bad * (num_bad + 1) / 2) / (num_bad * num_good))
 
 

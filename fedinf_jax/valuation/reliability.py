@@ -16,7 +16,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
+import scipy
 
 from fedinf_jax import checks
 from fedinf_jax import rng
@@ -67,7 +67,7 @@ def reliability(a: Any, b: Any, *others: Any) -> Reliability:
         " both must be [R]"
       )
   known = np.isfinite(found).all(0)
-  pearson = _over_pairs(stats.pearsonr, found, known)
+  pearson = _over_pairs(scipy.stats.pearsonr, found, known)
   ceiling, ceiling_mean = None, None
   if pearson is not None:
     shared, count = max(0.0, pearson), len(found)
@@ -75,7 +75,7 @@ def reliability(a: Any, b: Any, *others: Any) -> Reliability:
     ceiling_mean = math.sqrt(count * shared / (1 + (count - 1) * shared))
   return Reliability(
     pearson=pearson,
-    spearman=_over_pairs(stats.spearmanr, found, known),
+    spearman=_over_pairs(scipy.stats.spearmanr, found, known),
     ceiling=ceiling,
     ceiling_mean=ceiling_mean,
   )
@@ -141,7 +141,7 @@ def correlation(kind, estimated, exact) -> float | None:
   if len(exact) < 3 or not np.isfinite(estimated).all():
     return None
   with warnings.catch_warnings():
-    warnings.simplefilter("ignore", stats.ConstantInputWarning)
-    warnings.simplefilter("ignore", stats.NearConstantInputWarning)
+    warnings.simplefilter("ignore", scipy.stats.ConstantInputWarning)
+    warnings.simplefilter("ignore", scipy.stats.NearConstantInputWarning)
     value = float(kind(estimated, exact)[0])
   return value if math.isfinite(value) else None

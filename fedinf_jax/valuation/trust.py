@@ -15,7 +15,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize
+import scipy
 
 from fedinf_jax import checks
 
@@ -117,7 +117,7 @@ def fit(signs: Sequence[Signs], pearson: Sequence[float]) -> Calibration:
   x = np.stack([features(s) for s in signs])
   z = [_z(value) for value in pearson]
   ones = np.ones((len(x), 1))
-  (up, down, *slopes), _ = optimize.nnls(np.hstack([ones, -ones, x]), z)
+  (up, down, *slopes), _ = scipy.optimize.nnls(np.hstack([ones, -ones, x]), z)
   slopes = tuple(float(slope) for slope in slopes)
   return Calibration(float(up - down), slopes, (0.0, 0.0))
 
