@@ -294,6 +294,7 @@ def test_the_package_does_not_load_the_report():
     "import sys, fedinf_jax as fi\n"
     "loaded = [m for m in sys.modules if m.startswith('fedinf_jax')]\n"
     "print([m for m in loaded if 'running' in m or 'figures' in m])\n"
+    "print('matplotlib' in sys.modules)\n"
     "print(fi.report.figures.scatter.__name__)\n"
     "try: fi.report.nothing\n"
     "except AttributeError as error: print(error)"
@@ -303,6 +304,7 @@ def test_the_package_does_not_load_the_report():
   )
   assert done.stdout.splitlines() == [
     "[]",
+    "False",
     "scatter",
     "module 'fedinf_jax.report' has no attribute 'nothing'",
   ]
