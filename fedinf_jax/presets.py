@@ -194,6 +194,8 @@ def named(name: str, server_examples: int | None = None) -> influence.Estimator:
 
 def spec(name: str, server_examples: int | None = None) -> Spec:
   """Returns what the estimator of a name is made of; see `named`."""
+  if not isinstance(name, str):
+    raise ValueError(f"name is {name!r}; it must be one of fi.presets.SPECS")
   base, _, _ = name.partition("@")
   size = size_of(name)
   if base not in SPECS:
