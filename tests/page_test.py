@@ -378,6 +378,10 @@ def test_a_run_without_clients_json_or_ground_truth_opens(page, tmp_path):
   page.click(".names li:first-child a")
   page.wait("card.open")
   page.run("card.close()")
+  command = page.run("document.querySelector('.command code').textContent")
+  assert "--config.exact=top:20:relu" in command
+  page.click(".copy")
+  page.wait("document.querySelector('.copy').textContent === 'Copied'")
   bare = workdirs.write(tmp_path / "b", estimators=(), exact="none", tracked=())
   report.write(bare)
   open_page(page, bare)

@@ -4,10 +4,10 @@ import pathlib
 
 
 def write(folder: pathlib.Path):
-  """Writes figures/*.png and report.html of a finished run.
+  """Writes figures/, report.html, and the verdict into summary.json.
 
   Args:
-    folder: the workdir of the run.
+    folder: the workdir of a finished run.
   """
   # Here, as matplotlib takes a second to import: a run need not wait for it.
   from fedinf_jax.report import page
