@@ -351,6 +351,8 @@ def test_a_phone_needs_no_sideways_scrolling(page, full, nasty, width):
     page.run("location.hash = linkTo(5)")
     page.wait("card.open")
     assert page.run("card.scrollWidth <= card.clientWidth + 1")
+    table = "document.querySelector('dialog .scroll')"
+    assert page.run(f"{table}.scrollWidth <= {table}.clientWidth + 1")
     page.run("card.close()")
 
 
