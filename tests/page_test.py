@@ -351,6 +351,8 @@ def test_a_phone_needs_no_sideways_scrolling(page, full, nasty, width):
     page.run("location.hash = linkTo(5)")
     page.wait("card.open")
     assert page.run("card.scrollWidth <= card.clientWidth + 1")
+    table = "document.querySelector('dialog .scroll')"
+    assert page.run(f"{table}.scrollWidth <= {table}.clientWidth + 1")
     page.run("card.close()")
 
 
@@ -378,6 +380,10 @@ def test_a_run_without_clients_json_or_ground_truth_opens(page, tmp_path):
   page.click(".names li:first-child a")
   page.wait("card.open")
   page.run("card.close()")
+  command = page.run("document.querySelector('.command code').textContent")
+  assert "--config.exact=top:20:relu" in command
+  page.click(".copy")
+  page.wait("document.querySelector('.copy').textContent === 'Copied'")
   bare = workdirs.write(tmp_path / "b", estimators=(), exact="none", tracked=())
   report.write(bare)
   open_page(page, bare)
