@@ -263,7 +263,7 @@ def test_a_bad_argument_writes_nothing(name, run, tmp_path):
 
 def test_a_folder_alone_takes_nothing_else(folder):
   with pytest.raises(ValueError, match=r"^run is a folder, whose report is"):
-    fi.report.write(folder, test=(X, Y))
+    fi.report.write(folder, owners=np.array(OWN))
 
 
 FIGURES = ("learning_curve", "pearson", "scatter", "heat_map")

@@ -48,7 +48,7 @@ def write(
   from fedinf_jax.running import records
 
   if isinstance(run, str | pathlib.PurePath):
-    if (folder, test, owners, name) != (None,) * 4:
+    if any(a is not None for a in (folder, test, owners, name)):
       raise ValueError(
         "run is a folder, whose report is drawn from its files; give nothing"
         " else, or a run"
