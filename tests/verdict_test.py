@@ -174,8 +174,8 @@ CASES = {
   extremes_replayed: ("relu", "Exact are the numbers of the 20 extremes by"),
   none_replayed: (
     "both",
-    "To be sure about both ends, retrain without them (add what else you"
-    " changed in the recipe): python -m experiments.run --config=quickstart"
+    "To be sure about both ends, retrain without them (with the other flags of"
+    " this run): python -m experiments.run --config=quickstart"
     " --config.exact=top:20:both --workdir=runs/quickstart_top20",
   ),
   nobody_drawn: (

@@ -66,8 +66,8 @@ def _replay(contents, found):
     return None
   if line := command(contents, found):
     return (
-      "To be sure about both ends, retrain without them (add what else you"
-      f" changed in the recipe): {line}"
+      "To be sure about both ends, retrain without them (with the other flags"
+      f" of this run): {line}"
     )
   both = *found.helps, *found.hurts
   if not both or contents.summary["name"] == "flower":
