@@ -6,6 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedinf_jax as fi
@@ -53,6 +54,42 @@ def close(found, other, atol=1e-13):
 def test_snapshots_change_nothing(every):
   assert np.abs(alone().influence).max() > 1e-3
   close(go(snapshot_every=every), alone())
+
+
+def test_plain_descent_is_carried_as_any_optimizer_is():
+  """By Hessian products forwards, and by transposing its training."""
+  changes = {"learning_rate": None, "client_optimizer": optax.sgd(0.4)}
+  close(go(fi.FedAvg(**{**vars(FED), **changes})), alone())
+
+
+def test_directions_are_the_strongest_of_the_hessian():
+  found, (x, y) = alone(), make_data().pooled()
+  flat, unravel = jax.flatten_util.ravel_pytree(found.params)
+  score = lambda w: MODEL.loss(MODEL.apply(unravel(w), x), y).mean()
+  basis = np.asarray(found.basis)
+  np.testing.assert_allclose(basis @ basis.T, np.eye(5), rtol=0, atol=1e-12)
+  values, vectors = np.linalg.eigh(jax.hessian(score)(flat))
+  strongest = vectors[:, np.argsort(-np.abs(values))[:4]].T
+  for v in (*strongest, jax.grad(score)(flat)):
+    assert np.linalg.norm(basis @ v) == pytest.approx(np.linalg.norm(v))
+  within = np.square(basis @ vectors * values).sum()
+  share = within / np.square(values).sum()
+  # Ten random vectors tell what lies outside.
+  assert 1 - found.carried == pytest.approx(1 - share, rel=0.3)
+
+
+@pytest.mark.parametrize(("every", "window"), [(None, None), (2, 3)])
+def test_progress(every, window):
+  told = []
+  tell = lambda done, rounds: told.append((done, rounds))
+  options = {"snapshot_every": every, "window": window}
+  found = go(progress=tell, **options)
+  # Seven rounds there; on the way back it stops at snapshots.
+  if window is None:
+    assert told == [(i, 14) for i in (3, 6, 7, 8, 11, 14)]
+    close(found, alone(), atol=0)
+  else:
+    assert told == [(i, 10) for i in (2, 4, 6, 7, 8, 10)]
 
 
 def test_resumed_equals_uninterrupted():
@@ -211,6 +248,9 @@ def broken(params, x):
     ("directions is -1; it must be", {"directions": -1}),
     ("snapshot_every is 0", {"snapshot_every": 0}),
     ("own_part is 1; it must be True or False", {"own_part": 1}),
+    ("window is 0", {"window": 0}),
+    ("progress is 'yes'; it must be True", {"progress": "yes"}),
+    ("fed is", {"fed": 3}),
   ],
 )
 def test_what_is_refused(words, options, compilations):
