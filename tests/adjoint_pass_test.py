@@ -210,6 +210,15 @@ def test_no_array_has_clients_and_parameters():
       assert not of_clients or np.prod(shape) < num_clients * size, shape
 
 
+def test_models_are_kept_every_root_of_the_rounds():
+  fed = fi.FedAvg(**{**vars(FED), "rounds": 90})
+  for every, kept in ((None, 9), (1, 90), (90, 1)):  # Every tenth round.
+    go_ = go(fed, make=fi.adjoint_pass, snapshot_every=every)
+    state = jax.eval_shape(go_.init)
+    found = {a.shape[0] for a in jax.tree.leaves(state.kept)}
+    assert found == {kept}
+
+
 @pytest.mark.slow
 def test_memory_does_not_grow_with_clients():
   def needed(num_clients):
@@ -275,6 +284,27 @@ def test_examples_and_models_that_are_refused():
     clients = [(a * 1e200, b) for a, b in make_data().clients()]
     data = fi.FederatedData.from_clients(clients, num_classes=3)
     fi.adjoint(MODEL, data, FED, x, y, directions=0)
+
+
+# Squared, these parameters stay zero, and so do their gradients.
+IDLE = MODEL._replace(
+  init=lambda key: {"used": MODEL.init(key), "idle": jnp.zeros(3)},
+  apply=lambda w, x: MODEL.apply(w["used"], x) + w["idle"][None] ** 2,
+)
+
+
+@pytest.mark.slow
+def test_an_optimizer_without_a_derivative_says_where():
+  x, y = make_data().pooled()
+
+  def pass_by(optimizer):
+    changes = {"learning_rate": None, "client_optimizer": optimizer}
+    fed = fi.FedAvg(**{**vars(FED), **changes})
+    return fi.adjoint(IDLE, make_data(), fed, x, y, directions=0)
+
+  with pytest.raises(ValueError, match=r"round 7: a direction .* set eps_root"):
+    pass_by(optax.adam(0.1))
+  assert np.abs(pass_by(optax.adam(0.1, eps_root=1e-8)).derivative).max() > 1e-3
 
 
 def test_states_that_are_refused():
