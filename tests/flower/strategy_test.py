@@ -241,11 +241,7 @@ def test_output_is_rewritten_every_n_rounds(tmp_path):
     assert [json.loads(line)["round"] for line in lines] == [2, 4]
   lines = (tmp_path / "run" / "attendance.jsonl").read_text().splitlines()
   assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5]
-  told = {
-    t: any("/" in key for key in record)  # helps/ID and harms/ID
-    for t, record in result.train_metrics_clientapp.items()
-  }
-  assert told == {1: False, 2: True, 3: False, 4: True, 5: False}
+  assert set(result.train_metrics_clientapp) == {2, 4}  # helps/ID, harms/ID
   with open(tmp_path / "run" / "influence.csv", newline="") as file:
     last = {r["client_id"]: int(r["last_drawn"]) for r in csv.DictReader(file)}
   assert max(last.values()) == 4  # What round 5 brought is not in it yet.
