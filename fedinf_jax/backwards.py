@@ -214,8 +214,8 @@ def score_kept(
   Args:
     curvature: of which the reports are.
     descent: how participants train.
-    kept: the last W rounds, in their order. What clients did before is not
-      counted.
+    kept: the last W rounds in which somebody took part, in their order. What
+      clients did before is not counted.
     basis: V, [D, P], of `directions` at the present model.
     like: a model, for the shapes.
     num_clients: K.

@@ -225,6 +225,7 @@ def _by_the_server(choices, stages, curvature):
     )
     rows, alone = state.rows, counts == counts.sum()
     earlier = carry(rows, jnp.broadcast_to(base, (len(rows), len(base))))
+    earlier = jnp.where(counts.sum() > 0, earlier, rows)  # Nothing happened.
     own = ravel(state.params)[None] - jax.vmap(ravel)(local)
     skipped = (ravel(before) - ravel(state.params))[None]
     moved = jnp.where(alone[:, None], skipped, own)
