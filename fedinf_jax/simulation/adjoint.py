@@ -90,10 +90,12 @@ def adjoint(
   Raises:
     ValueError: naming the argument, client or round at fault.
 
-  Example:
-    found = fi.adjoint(model, data, fed, x_test, y_test)
-    found.influence  # [K], on the test loss
-    found.on(fi.metrics.accuracy, x_test, y_test)  # [K]
+  Examples:
+    >>> found = fi.adjoint(model, data, fed, *test, directions=2)
+    >>> found.influence.shape  # On the test loss; > 0 helps.
+    (5,)
+    >>> found.on(fi.metrics.accuracy, *test).shape
+    (5,)
   """
   tell = meter.reader(progress)
   go = adjoint_pass(
@@ -160,7 +162,33 @@ def adjoint_pass(
 ) -> Pass:
   """Prepares a training and the pass back through it.
 
-  Takes the arguments of `adjoint`, whose loop is then the caller's.
+  Args:
+    model: what to train.
+    data: the K clients.
+    fed: how.
+    x: [N, ...] test inputs.
+    y: [N, ...] test labels.
+    metric: (outputs, y) -> [], differentiable; `metrics.loss` is the model's
+      own. Influence on others is read off the result.
+    directions: eigenvectors of the metric's Hessian that are carried back
+      beside its gradient; 0: first order. None: 16, or as many as the model
+      has parameters.
+    own_part: account for the client's own part in carrying its earlier
+      influence; see `backwards.coordinates`.
+    cohorts: int [T, B] positions of clients; None: drawn from the seed. A list
+      of T lists may have shorter ones, where not everybody replied.
+    params: w_0; None: drawn from the seed.
+    seed: of every draw.
+    snapshot_every: rounds between the models that are kept. Those in between
+      are trained again on the way back. None: √T; 1: every model is kept.
+    mesh: None: one device; "auto": all there are; or a Mesh as `simulator`
+      takes it. Its devices share the participants of a round.
+    curvature: None: directions go back through the participants' trainings.
+      `server_side(fisher(..., per="round"))`: by the server's curvature alone,
+      as a real server can do it (see `backwards.score_kept`).
+    server_data: examples of the server's own, for such a curvature.
+    window: rounds to go back through; what clients did before is not counted.
+      None: all.
 
   Returns:
     The functions of a pass: `init() -> state`; `train(state, rounds=1)`;
