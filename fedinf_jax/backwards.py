@@ -132,6 +132,7 @@ def pull_back(model: types.Model, fed: fedavg.FedAvg, chunk: int) -> Callable:
 
     def back(rows, product):
       # H is symmetric: differentiating forwards takes less than transposing.
+      # (Not so where a model's derivative is made up, as by custom_vjp.)
       def one(row):
         return flatten_util.ravel_pytree(product(unravel(row)))[0]
 
@@ -213,8 +214,8 @@ def score_kept(
   Args:
     curvature: of which the reports are.
     descent: how participants train.
-    kept: the last W rounds, in their order. What clients did before is not
-      counted.
+    kept: the last W rounds in which somebody took part, in their order. What
+      clients did before is not counted.
     basis: V, [D, P], of `directions` at the present model.
     like: a model, for the shapes.
     num_clients: K.
@@ -233,18 +234,19 @@ def score_kept(
 
 
 def weigh(num_examples: np.ndarray, cohorts: np.ndarray) -> Weights:
-  """Returns the weights of every participation.
+  """Returns the weights of every participation; nobody's are 0.
 
   Args:
     num_examples: n_k, [K].
-    cohorts: int [T, B].
+    cohorts: int [T, B], K for nobody.
   """
-  own = num_examples[cohorts].astype(np.float64)
-  total = own.sum(1, keepdims=True)
-  alone = own == total
+  own = np.append(num_examples, 0)[cohorts].astype(np.float64)
+  others = own.sum(1, keepdims=True) - own
+  alone = (others == 0) & (own > 0)
+  some = np.maximum(others, 1)  # Examples are counted: at least one.
   return Weights(
-    share=np.where(alone, 0, own / total),
-    gain=np.where(alone, 1, own / np.where(alone, 1, total - own)),
+    share=np.where(alone, 0, own / (own + some)),
+    gain=np.where(alone, 1, own / some),
   )
 
 
@@ -274,7 +276,7 @@ def coordinates(
   Args:
     passed: what the backward pass has left.
     weights: of every participation.
-    cohorts: int [T, B].
+    cohorts: int [T, B], K for nobody: nothing is added up for them.
     num_clients: K.
     own_part: whether to do so.
   """

@@ -196,6 +196,12 @@ def cohorts(cohorts, data, fed, seed, *, ragged: bool = False) -> np.ndarray:
   nobody = data.num_clients
   lengths = _lengths(cohorts) if ragged else None
   if lengths is not None:
+    most = max(lengths, default=0)
+    if most > fed.cohort_size:
+      raise ValueError(
+        f"cohorts: round {lengths.index(most) + 1} has {most} clients;"
+        f" cohort_size is {fed.cohort_size}"
+      )
     fill = lambda row: [*row, *[nobody] * (fed.cohort_size - len(row))]
     cohorts = [fill(row) for row in cohorts]
   cohorts = array("cohorts", cohorts)

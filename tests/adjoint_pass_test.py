@@ -6,6 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedinf_jax as fi
@@ -53,6 +54,42 @@ def close(found, other, atol=1e-13):
 def test_snapshots_change_nothing(every):
   assert np.abs(alone().influence).max() > 1e-3
   close(go(snapshot_every=every), alone())
+
+
+def test_plain_descent_is_carried_as_any_optimizer_is():
+  """By Hessian products forwards, and by transposing its training."""
+  changes = {"learning_rate": None, "client_optimizer": optax.sgd(0.4)}
+  close(go(fi.FedAvg(**{**vars(FED), **changes})), alone())
+
+
+def test_directions_are_the_strongest_of_the_hessian():
+  found, (x, y) = alone(), make_data().pooled()
+  flat, unravel = jax.flatten_util.ravel_pytree(found.params)
+  score = lambda w: MODEL.loss(MODEL.apply(unravel(w), x), y).mean()
+  basis = np.asarray(found.basis)
+  np.testing.assert_allclose(basis @ basis.T, np.eye(5), rtol=0, atol=1e-12)
+  values, vectors = np.linalg.eigh(jax.hessian(score)(flat))
+  strongest = vectors[:, np.argsort(-np.abs(values))[:4]].T
+  for v in (*strongest, jax.grad(score)(flat)):
+    assert np.linalg.norm(basis @ v) == pytest.approx(np.linalg.norm(v))
+  within = np.square(basis @ vectors * values).sum()
+  share = within / np.square(values).sum()
+  # Ten random vectors tell what lies outside.
+  assert 1 - found.carried == pytest.approx(1 - share, rel=0.3)
+
+
+@pytest.mark.parametrize(("every", "window"), [(None, None), (2, 3)])
+def test_progress(every, window):
+  told = []
+  tell = lambda done, rounds: told.append((done, rounds))
+  options = {"snapshot_every": every, "window": window}
+  found = go(progress=tell, **options)
+  # Seven rounds there; on the way back it stops at snapshots.
+  if window is None:
+    assert told == [(i, 14) for i in (3, 6, 7, 8, 11, 14)]
+    close(found, alone(), atol=0)
+  else:
+    assert told == [(i, 10) for i in (2, 4, 6, 7, 8, 10)]
 
 
 def test_resumed_equals_uninterrupted():
@@ -173,6 +210,15 @@ def test_no_array_has_clients_and_parameters():
       assert not of_clients or np.prod(shape) < num_clients * size, shape
 
 
+def test_models_are_kept_every_root_of_the_rounds():
+  fed = fi.FedAvg(**{**vars(FED), "rounds": 90})
+  for every, kept in ((None, 9), (1, 90), (90, 1)):  # Every tenth round.
+    go_ = go(fed, make=fi.adjoint_pass, snapshot_every=every)
+    state = jax.eval_shape(go_.init)
+    found = {a.shape[0] for a in jax.tree.leaves(state.kept)}
+    assert found == {kept}
+
+
 @pytest.mark.slow
 def test_memory_does_not_grow_with_clients():
   def needed(num_clients):
@@ -211,6 +257,9 @@ def broken(params, x):
     ("directions is -1; it must be", {"directions": -1}),
     ("snapshot_every is 0", {"snapshot_every": 0}),
     ("own_part is 1; it must be True or False", {"own_part": 1}),
+    ("window is 0", {"window": 0}),
+    ("progress is 'yes'; it must be True", {"progress": "yes"}),
+    ("fed is", {"fed": 3}),
   ],
 )
 def test_what_is_refused(words, options, compilations):
@@ -235,6 +284,27 @@ def test_examples_and_models_that_are_refused():
     clients = [(a * 1e200, b) for a, b in make_data().clients()]
     data = fi.FederatedData.from_clients(clients, num_classes=3)
     fi.adjoint(MODEL, data, FED, x, y, directions=0)
+
+
+# Squared, these parameters stay zero, and so do their gradients.
+IDLE = MODEL._replace(
+  init=lambda key: {"used": MODEL.init(key), "idle": jnp.zeros(3)},
+  apply=lambda w, x: MODEL.apply(w["used"], x) + w["idle"][None] ** 2,
+)
+
+
+@pytest.mark.slow
+def test_an_optimizer_without_a_derivative_says_where():
+  x, y = make_data().pooled()
+
+  def pass_by(optimizer):
+    changes = {"learning_rate": None, "client_optimizer": optimizer}
+    fed = fi.FedAvg(**{**vars(FED), **changes})
+    return fi.adjoint(IDLE, make_data(), fed, x, y, directions=0)
+
+  with pytest.raises(ValueError, match=r"round 7: a direction .* set eps_root"):
+    pass_by(optax.adam(0.1))
+  assert np.abs(pass_by(optax.adam(0.1, eps_root=1e-8)).derivative).max() > 1e-3
 
 
 def test_states_that_are_refused():

@@ -29,15 +29,15 @@ def go(curvature=SERVED, fed=FED, make=fi.adjoint, **options):
   model, data = cases.mlp()
   x, y = cases.make_data((4,), sizes=(7, 8)).pooled()
   return make(
-    model, data, fed, x, y, cohorts=COHORTS, directions=5, curvature=curvature,
-    **{"server_data": cases.server_data(), **options},
+    model, data, fed, x, y, directions=5, curvature=curvature,
+    **{"server_data": cases.server_data(), "cohorts": COHORTS, **options},
   )  # fmt: skip
 
 
-def history():
+def history(cohorts=COHORTS):
   model, data = cases.mlp()
   params = checks.params(None, model, 0, data)
-  return params, literal.history(model, data, FED, COHORTS, params, 0)
+  return params, literal.history(model, data, FED, cohorts, params, 0)
 
 
 def server_matrix(params, w):
@@ -97,6 +97,22 @@ def test_a_server_that_kept_its_rounds_finds_the_same(curvature):
     curvature, setup.descent, kept[-window:], found.basis, params, 6
   )
   np.testing.assert_allclose(found.coordinates, z, rtol=0, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_rounds_in_which_not_everybody_replied():
+  cohorts = [[3, 0], [4], [2, 3], [], [0, 4]]
+  found = go(cohorts=cohorts, own_part=False)
+  params, rounds = history(cohorts)
+  z, row = np.zeros((6, 6)), np.asarray(found.basis)
+  for r in rounds[::-1]:
+    for k, a in r.share.items():
+      alone = a == 1
+      moved = r.before - r.after if alone else r.after - r.local[k]
+      z[k] += (1 if alone else a / (1 - a)) * row @ moved
+    if r.share:
+      row = row @ server_matrix(params, r.before)
+  np.testing.assert_allclose(found.coordinates, z, rtol=0, atol=1e-10)
 
 
 def test_the_more_rounds_the_nearer_to_all_of_them():

@@ -114,7 +114,7 @@ RUNS = {
   "fed": ({"fed": {"rounds": 3}}, "fed is a dict; it must be a fi.FedAvg"),
   "cohorts ragged": (
     {"cohorts": [[1], [1, 2, 3, 4, 5]]},
-    "cohorts is not a rect",
+    "cohorts: round 2 has 5 clients; cohort_size is 4",
   ),
   "cohorts short": (
     {"cohorts": [[1], [1, 2]]},

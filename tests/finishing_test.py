@@ -4,6 +4,8 @@ import csv
 import dataclasses
 import functools
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -172,6 +174,44 @@ def test_test_examples_keep_their_owners():
   assert tasks.digest(task) != tasks.digest(task._replace(owners=None))
   images = small(setting2, **{"data.examples": 6, "data.test_examples": 30})
   assert recipes.build("setting2", images, None).owners is None
+
+
+CLOCKED = """
+import sys, time
+from experiments import launch, run
+from fedinf_jax.running import finishing
+
+table, spent = finishing._table, []
+
+def clocked(*args):
+  started = time.process_time()
+  found = table(*args)
+  spent.append(time.process_time() - started)
+  return found
+
+finishing._table = clocked
+try:
+  launch.run(run.main)
+finally:
+  print("spent", sum(spent), time.process_time(), file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_owners_and_intervals_cost_a_tenth_of_quickstart_at_most(tmp_path):
+  """In processor seconds of the whole recipe, compiled as users have it.
+
+  The table is made once, at the end; history is read off the logs for it.
+  """
+  command = [sys.executable, "-c", CLOCKED, f"--workdir={tmp_path / 'w'}"]
+  done = subprocess.run(
+    command, cwd=binaries.ROOT, env=binaries.environment(),
+    capture_output=True, text=True, check=False,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  word, spent, whole = done.stderr.splitlines()[-1].split()
+  assert word == "spent"
+  assert 0 < float(spent) < 0.1 * (float(whole) - float(spent))
 
 
 def test_explaining_beyond_the_test_set_is_one_line():

@@ -35,7 +35,7 @@ def history(model, data, fed, cohorts, params, seed, *, scaled=None):
     model: what to train.
     data: the clients.
     fed: how.
-    cohorts: int [T, B].
+    cohorts: T lists of clients.
     params: w_0.
     seed: of the draws.
     scaled: (client, factor): whose n_k is scaled; None: nobody's. Jacobians
@@ -54,7 +54,7 @@ def history(model, data, fed, cohorts, params, seed, *, scaled=None):
       k: one(w, clients, k, rng.draws(seed, t, data.ids[k])) for k in sizes
     }
     share = {k: n / total for k, n in sizes.items()}
-    after = sum(share[k] * found[k][0] for k in sizes)
+    after = sum(share[k] * found[k][0] for k in sizes) if sizes else w
     local = {k: f[0] for k, f in found.items()}
     jacobian = {k: f[1] for k, f in found.items()}
     rounds.append(Round(w, after, local, jacobian, share))
@@ -85,11 +85,17 @@ def propagated(rounds, num_clients):
   """Returns ε_T of every client, carried forward by M, [K, P]."""
   eps = np.zeros((num_clients, len(rounds[0].before)))
   for r in rounds:
-    m = sum(r.share[k] * r.jacobian[k] for k in r.share)
-    eps = eps @ np.asarray(m).T
+    eps = eps @ _propagator(r).T
     for k, a in r.share.items():
       eps[k] += r.before - r.after if a == 1 else _pushed(r, k)
   return eps
+
+
+def _propagator(r):
+  """Returns M_t; a round without participants changes nothing."""
+  if not r.share:
+    return np.eye(len(r.before))
+  return np.asarray(sum(a * r.jacobian[k] for k, a in r.share.items()))
 
 
 def _pushed(r, k):
@@ -102,7 +108,7 @@ def derivative(rounds, gradient, num_clients):
   for r in reversed(rounds):
     for k, a in r.share.items():
       found[k] += a * row @ (r.after - r.local[k])
-    row = sum(a * row @ np.asarray(r.jacobian[k]) for k, a in r.share.items())
+    row = row @ _propagator(r)
   return found
 
 
@@ -110,8 +116,7 @@ def corrected(rounds, basis, num_clients):
   """Returns z with every client's own part, [K, D], written out."""
   rows = [np.asarray(basis)]
   for r in reversed(rounds):
-    m = sum(r.share[k] * np.asarray(r.jacobian[k]) for k in r.share)
-    rows.append(rows[-1] @ m)
+    rows.append(rows[-1] @ _propagator(r))
   rows = rows[::-1]  # Λ_0 … Λ_T
   z, gains = np.zeros((num_clients, len(basis))), np.zeros(num_clients)
   for t, r in enumerate(rounds):

@@ -327,16 +327,18 @@ def fuzzed(draw, sent):
   return bad
 
 
-def fuzz(underway, rounds_, per_round=10):
-  ledger, honest = underway
-  made = federations.server()
+def fuzz(mode, ledger, honest, rounds_, per_round=10):
+  made = federations.server(mode)
   draw = np.random.default_rng(0)
   expected, _ = made.end(ledger, made.examine(ledger, honest[:2])[0])
   for t in range(rounds_):
-    bad = [
-      fuzzed(draw, honest[2]._replace(client=f"bad-{t}-{k}"))
-      for k in range(per_round)
-    ]
+    bad = []
+    for k in range(per_round):
+      sent = honest[2]._replace(client=f"bad-{t}-{k}")
+      if mode == "upload" and draw.random() < 0.5:
+        bad.append(sent._replace(report=fuzzed_report(draw, sent.report)))
+      else:
+        bad.append(fuzzed(draw, sent))
     accepted, lines = made.examine(ledger, [*bad, *honest[:2]])
     assert [a.client for a in accepted] == [h.client for h in honest[:2]]
     assert len(lines) == per_round
@@ -349,11 +351,34 @@ def fuzz(underway, rounds_, per_round=10):
       same(made.end(ledger, accepted)[0], expected)
 
 
+def fuzzed_report(draw, report):
+  """Returns a report of which one array, at least, is broken."""
+  k = draw.integers(len(report))
+  a = report[k]
+  junk = [
+    None, a.tolist(), a[..., :-1], a[None], a.astype(np.float64), a[:0],
+    np.full_like(a, draw.choice([np.nan, np.inf, 1e30])),
+    np.where(draw.random(a.shape) < 0.1, a, -np.inf).astype(a.dtype),
+    draw.bytes(4),
+  ]  # fmt: skip
+  changed = [*report[:k], junk[draw.integers(len(junk))], *report[k + 1 :]]
+  whole = [changed, report[:-1], [*report, a], None, {}, report[::-1]]
+  return whole[max(0, draw.integers(-5, len(whole)))]
+
+
 @pytest.mark.parametrize(
   "rounds", [100, pytest.param(1000, marks=pytest.mark.slow)]
 )
 def test_ten_fuzzed_replies_in_each_round(underway, rounds):
-  fuzz(underway, rounds)
+  fuzz("silent", *underway, rounds)
+
+
+def test_fuzzed_reports_in_each_round():
+  ledger = federations.play("upload", num_rounds=2)
+  honest = [
+    federations.sent("upload", ledger, f"client-{k}")[0] for k in (5, 1, 2)
+  ]
+  fuzz("upload", ledger, honest, 100)
 
 
 def some_table(fil, error):

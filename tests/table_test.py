@@ -28,6 +28,8 @@ LINEAR = fi.Model(
   apply=lambda params, x: x @ params["w"],
   loss=lambda outputs, y: jnp.square(outputs - y),
 )
+FEATURES = [COMMON, NOISE, FAST, SLOW]  # in tests of intervals
+REPEATS = 200
 REPLAYED = [0, 2, 3]
 GROUPS = np.concatenate([cases.GROUPS, np.eye(6, dtype=bool)[4:]])
 TRUNCATED = {"truncated": fi.estimator(fi.truncated(), fi.no_guard())}
@@ -80,6 +82,56 @@ def planted_run():
   return fi.simulate(
     LINEAR, train, fed, exact=True, evaluate=test, evaluate_every=8
   )
+
+
+def population(client):
+  """A population of test owners in which one client has no influence.
+
+  Every example is about one of FEATURES. Returns the mean target of each, and
+  the exact influence of every client on the whole population.
+  """
+  run = planted_run()
+  w = np.asarray(run.params["w"])[FEATURES]
+  moved = w + np.asarray(run.exact_eps["w"])[:, FEATURES]
+  # Mean of (w_f − y)², without a client less with it: the noise cancels.
+  change = lambda mean: (moved**2 - w**2 - 2 * mean * (moved - w)).mean(1)
+  mean = np.array([1.0, 0.0, -0.5, 1.5])
+  k = run.ids.index(client)
+  at = FEATURES.index(NOISE)
+  slope = -2 * (moved[k, at] - w[at]) / len(FEATURES)
+  mean[at] -= change(mean)[k] / slope
+  return mean, change(mean)
+
+
+def drawn_test_set(draw, mean, owners=20, each=4):
+  """Owners differ from each other, and so do their examples."""
+  clients = {}
+  for g in range(owners):
+    which = draw.integers(len(FEATURES), size=each)
+    own = 0.5 * draw.normal()
+    noise = 0.5 * draw.normal(size=each)
+    pairs = zip(which, mean[which] + own + noise, strict=True)
+    clients[f"owner {g}"] = examples(*((FEATURES[f], y) for f, y in pairs))
+  return fi.FederatedData.from_clients(clients)
+
+
+def test_intervals_of_a_run_cover_what_is_known_exactly():
+  mean, truth = population("idle")
+  k = planted_run().ids.index("idle")
+  assert abs(truth[k]) < 1e-15 < np.abs(truth[:2]).min()
+  draw = np.random.default_rng(0)
+  covered, called = [], []
+  for _ in range(REPEATS):
+    found = planted_run().table(drawn_test_set(draw, mean)).columns
+    low, high = found["fil_low_exact"], found["fil_high_exact"]
+    covered.append((low <= truth) & (truth <= high))
+    called.append(found["effect_exact"] != "cannot tell")
+  for rate in np.mean(covered, axis=0):  # of each client
+    assert 0.90 <= rate <= 0.99
+  rates = np.mean(called, axis=0)
+  assert rates[k] <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / REPEATS)
+  # Of this population it owns nothing, and takes its weight from others.
+  assert rates[planted_run().ids.index("selfish")] > 0.5
 
 
 def row(table, client):

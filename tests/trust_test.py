@@ -122,6 +122,13 @@ def test_groups_are_disjoint_and_take_part():
   assert many.sum(1).tolist() == [3, 3, 6]
 
 
+def test_nobody_is_in_no_group():
+  cohorts = np.array([[1, 4], [6, 12], [12, 12]])  # K = 12 stands for nobody.
+  a, b, _ = signs_.groups(cohorts, 12, seed=3)
+  assert (a.sum(), b.sum()) == (1, 1)
+  assert set(np.flatnonzero(a | b)) < {1, 4, 6}
+
+
 def test_mini_batches_are_not_redrawn():
   draws = rng.draws(0, 3, "client")
   again = rng.Redrawn(*draws)
@@ -175,6 +182,43 @@ def test_signs_are_those_of_retraining_by_hand(found):
   signs = found["truncated"].signs
   assert signs.check == pytest.approx(np.tanh(z), rel=1e-3)
   assert signs.smoothness == pytest.approx(np.tanh(smooth), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_growth_truncation_and_residual_are_those_of_the_run():
+  """With rounds in which not everybody replied, and draws made once more."""
+  data = make_data(7)
+  x, y = make_data(3, seed=1).pooled()
+  fed = fi.FedAvg(rounds=5, cohort_size=3, local_steps=3, learning_rate=2.0)
+  cohorts = [[0, 1, 2], [3, 4], [6, 5, 0], [2], [1, 4, 6]]
+  served = fi.fisher(num_samples=8, layerwise=False, per="round",
+                     spectrum="relu")  # fmt: skip
+  estimators = {
+    "paper": fi.estimator(fi.fisher(num_samples=12), fi.lwet()),
+    "sampled": fi.estimator(
+      fi.fisher(num_samples=4, labels="sampled"), fi.no_guard()
+    ),
+    "matched": fi.estimator(fi.server_side(served, match=True), fi.no_guard()),
+  }
+  options = {"cohorts": cohorts, "server_data": (x, y)}
+  found = fi.trust(MODEL, data, fed, x, y, estimators=estimators, **options)
+  drawn = np.array([c + [7] * (3 - len(c)) for c in cohorts])
+  rows = np.concatenate([signs_.groups(drawn, 7, seed=i) for i in range(3)])
+  run = fi.simulate(
+    MODEL, data, fed, removals=rows, estimators=estimators, **options
+  )
+  for name, health in run.health.items():
+    signs = found[name].signs
+    assert signs.growth == pytest.approx(float(health.growth.max()), rel=1e-5)
+    truncated = np.asarray(health.truncated_at) > 0
+    assert signs.truncated == pytest.approx(truncated.mean())
+  assert found["paper"].signs.growth > 1 and found["paper"].signs.truncated > 0
+  residual = np.nanmean(np.asarray(run.health["matched"].residual))
+  assert found["matched"].signs.residual == pytest.approx(residual, rel=1e-4)
+  assert residual > 0 == found["paper"].signs.residual
+  # All twelve examples with their own labels: nothing is left to chance.
+  assert found["paper"].signs.redrawn == pytest.approx(trust.LIMIT)
+  assert -trust.LIMIT < found["sampled"].signs.redrawn < 0.99
 
 
 def call(**changes):

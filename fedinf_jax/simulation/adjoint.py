@@ -1,6 +1,7 @@
 """One training and one pass back through it: every client's influence."""
 
 from collections.abc import Callable
+import itertools
 from typing import Any
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from fedinf_jax import types
 from fedinf_jax.curvature import wall
 from fedinf_jax.data import federated
 from fedinf_jax.simulation import found as founds
+from fedinf_jax.simulation import meter
 from fedinf_jax.simulation import plan as plans
 from fedinf_jax.simulation import reverse
 from fedinf_jax.simulation import run as runs
@@ -39,21 +41,104 @@ def adjoint(
   fed: fedavg.FedAvg,
   x: Any,
   y: Any,
-  **options,
+  *,
+  metric: Callable = metrics.loss,
+  directions: int | None = None,
+  own_part: bool = True,
+  cohorts: Any = None,
+  params: types.Params | None = None,
+  seed: int = 0,
+  snapshot_every: int | None = None,
+  mesh: jax.sharding.Mesh | str | None = None,
+  curvature: wall.Curvature | None = None,
+  server_data: Any = None,
+  window: int | None = None,
+  progress: bool | Callable[[int, int], None] = False,
 ) -> founds.Found:
   """Trains once and scores every client by one pass back.
 
-  Takes the arguments of `adjoint_pass` and does all its rounds.
+  Args:
+    model: what to train.
+    data: the K clients.
+    fed: how.
+    x: [N, ...] test inputs.
+    y: [N, ...] test labels.
+    metric: (outputs, y) -> [], differentiable; `metrics.loss` is the model's
+      own. Influence on others is read off the result.
+    directions: eigenvectors of the metric's Hessian that are carried back
+      beside its gradient; 0: first order. None: 16, or as many as the model
+      has parameters.
+    own_part: account for the client's own part in carrying its earlier
+      influence; see `backwards.coordinates`.
+    cohorts: int [T, B] positions of clients; None: drawn from the seed. A list
+      of T lists may have shorter ones, where not everybody replied.
+    params: w_0; None: drawn from the seed.
+    seed: of every draw.
+    snapshot_every: rounds between the models that are kept. Those in between
+      are trained again on the way back. None: √T; 1: every model is kept.
+    mesh: None: one device; "auto": all there are; or a Mesh as `simulator`
+      takes it. Its devices share the participants of a round.
+    curvature: None: directions go back through the participants' trainings.
+      `server_side(fisher(..., per="round"))`: by the server's curvature alone,
+      as a real server can do it (see `backwards.score_kept`).
+    server_data: examples of the server's own, for such a curvature.
+    window: rounds to go back through; what clients did before is not counted.
+      None: all.
+    progress: True: a line on the error output now and then; or a function of
+      (rounds done, all rounds). Rounds back count like those of the training.
 
-  Example:
-    found = fi.adjoint(model, data, fed, x_test, y_test)
-    found.influence  # [K], on the test loss
-    found.on(fi.metrics.accuracy, x_test, y_test)  # [K]
+  Raises:
+    ValueError: naming the argument, client or round at fault.
+
+  Examples:
+    >>> found = fi.adjoint(model, data, fed, *test, directions=2)
+    >>> found.influence.shape  # On the test loss; > 0 helps.
+    (5,)
+    >>> found.on(fi.metrics.accuracy, *test).shape
+    (5,)
   """
-  go = adjoint_pass(model, data, fed, x, y, **options)
-  state = go.turn(go.train(go.init(), fed.rounds))
-  window = options.get("window") or fed.rounds
-  return go.read(go.back(state, min(window, fed.rounds)))
+  tell = meter.reader(progress)
+  go = adjoint_pass(
+    model, data, fed, x, y, metric=metric, directions=directions,
+    own_part=own_part, cohorts=cohorts, params=params, seed=seed,
+    snapshot_every=snapshot_every, mesh=mesh, curvature=curvature,
+    server_data=server_data, window=window,
+  )  # fmt: skip
+  back = min(window or fed.rounds, fed.rounds)
+  every = turning.snapshot_distance(snapshot_every, fed.rounds)
+  there, home = _stops(fed.rounds, back, every if tell else fed.rounds)
+
+  def walk(step, state, stops):
+    for done, stop in itertools.pairwise(stops):
+      state = step(state, stop - done)
+      if tell:
+        checks.call("progress", tell, stop, fed.rounds + back)
+    return state
+
+  state = walk(go.train, go.init(), there)
+  return go.read(walk(go.back, go.turn(state), home))
+
+
+def _stops(rounds, back, every):
+  """Returns after which rounds of the way progress is told.
+
+  Only at snapshots: going back from elsewhere would train a block twice.
+
+  Args:
+    rounds: of the training.
+    back: rounds to go back through.
+    every: rounds between snapshots.
+
+  Returns:
+    0 … `rounds`, and `rounds` … `rounds` + `back`.
+  """
+  snapshots = range(0, rounds, every)
+  shown = {snapshots[i - 1] for i in meter.stops(len(snapshots))}
+  left = {i for i in shown if i > rounds - back}
+  return (
+    sorted({0, *shown, rounds}),
+    sorted({rounds, *(2 * rounds - i for i in left), rounds + back}),
+  )
 
 
 def adjoint_pass(
@@ -90,7 +175,8 @@ def adjoint_pass(
       has parameters.
     own_part: account for the client's own part in carrying its earlier
       influence; see `backwards.coordinates`.
-    cohorts: int [T, B] positions of clients; None: drawn from the seed.
+    cohorts: int [T, B] positions of clients; None: drawn from the seed. A list
+      of T lists may have shorter ones, where not everybody replied.
     params: w_0; None: drawn from the seed.
     seed: of every draw.
     snapshot_every: rounds between the models that are kept. Those in between
@@ -117,12 +203,13 @@ def adjoint_pass(
   own_part = checks.boolean("own_part", own_part)
   if directions is not None:
     checks.integer("directions", directions)
-  window = checks.positive_integer("window", window or fed.rounds)
+  if window is not None:
+    checks.positive_integer("window", window)
   served = _served(curvature)
   asked = plans.request(
     model, data, fed, estimators=None, exact=False, removals_=None,
     cohorts=cohorts, params=params, seed=seed, server_data=server_data,
-    mesh=mesh, served=served,
+    mesh=mesh, served=served, ragged=True,
   )  # fmt: skip
   examples = turning.check_examples(model, data, asked.params, metric, (x, y))
   count = turning.num_eigenvectors(directions, asked.params)
@@ -132,7 +219,8 @@ def adjoint_pass(
   plan = plans.make(asked, replay_chunk=None, upload_chunk=None)
   parts = turning.Parts(
     plan=plan, asked=asked, count=count, every=every, score=score,
-    examples=examples, curvature=curvature, window=window,
+    examples=examples, curvature=curvature,
+    window=fed.rounds if window is None else window,
   )  # fmt: skip
   turning.require_memory(parts)
   return _build(parts, model, own_part=own_part, metric=metric)

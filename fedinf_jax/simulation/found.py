@@ -105,7 +105,9 @@ def read(
     num_clients=data.num_clients,
     own_part=own_part,
   )
-  drawn = np.unique(cohorts[: int(state.end)])
+  drawn = np.setdiff1d(cohorts[: int(state.end)], [data.num_clients])
+  if not len(drawn):  # Then anybody will do: z is 0.
+    drawn = np.zeros(1, int)
   size = devices.padded(len(drawn), devices.mesh_of(basis))
   found = Found(
     influence=coordinates @ jnp.asarray(np.asarray(gradient)),

@@ -225,6 +225,7 @@ def _by_the_server(choices, stages, curvature):
     )
     rows, alone = state.rows, counts == counts.sum()
     earlier = carry(rows, jnp.broadcast_to(base, (len(rows), len(base))))
+    earlier = jnp.where(counts.sum() > 0, earlier, rows)  # Nothing happened.
     own = ravel(state.params)[None] - jax.vmap(ravel)(local)
     skipped = (ravel(before) - ravel(state.params))[None]
     moved = jnp.where(alone[:, None], skipped, own)
@@ -253,7 +254,9 @@ def _pull_stage(choices, chunk):
         (before, rows), clients, *draws, wave, size_class
       )  # [G, ...], [G, D, P]
       counts = clients.count[wave]
-      shares = counts.astype(rows.dtype) / total.astype(rows.dtype)
+      # Of an empty round all shares are 0.
+      whole = jnp.maximum(total, 1).astype(rows.dtype)
+      shares = counts.astype(rows.dtype) / whole
       # Not by a weight of zero: an optimiser without a gradient may have no
       # derivative.
       there = (counts > 0)[:, None, None]
@@ -271,6 +274,7 @@ def _pull_stage(choices, chunk):
     )
     if layout.mesh is not None:
       earlier = lax.psum(earlier, devices.ALL)
+    earlier = jnp.where(total > 0, earlier, rows)  # Nothing happened.
     change, own, alone = (a.reshape(-1, *a.shape[2:]) for a in found)
     pushed, seen = change @ rows.T, change @ earlier.T
     gap = jnp.where(alone[:, None], pushed - seen, seen - own)

@@ -70,7 +70,7 @@ def trust(
   estimators = plans.check_estimators(estimators)
   if not estimators:
     raise ValueError("estimators is empty; it must name at least one")
-  cohorts = checks.cohorts(cohorts, data, fed, seed)
+  drawn = checks.cohorts(cohorts, data, fed, seed, ragged=True)
   run = simulator.simulate(
     model,
     data,
@@ -78,10 +78,7 @@ def trust(
     estimators=with_redrawn(estimators),
     exact=True,
     removals=np.concatenate(
-      [
-        groups(cohorts, data.num_clients, SPOTS * seed + i)
-        for i in range(SPOTS)
-      ]
+      [groups(drawn, data.num_clients, SPOTS * seed + i) for i in range(SPOTS)]
     ),
     cohorts=cohorts,
     seed=seed,
@@ -95,14 +92,14 @@ def groups(cohorts: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
   """Draws A and B among the clients that take part.
 
   Args:
-    cohorts: int [T, B].
+    cohorts: int [T, B], K for nobody.
     num_clients: K.
     seed: of the draw.
 
   Returns:
     bool [3, K]: A, B, and both.
   """
-  drawn = np.unique(cohorts)
+  drawn = np.setdiff1d(cohorts, [num_clients])
   if len(drawn) < 2:
     raise ValueError("cohorts: trust needs at least two clients that take part")
   order = rng.host_generator(seed, rng.Stream.GROUPS).permutation(drawn)

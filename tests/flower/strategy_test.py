@@ -6,6 +6,8 @@ pytest.importorskip(
   "flwr", reason="flwr wants older packages; .ci/run has an environment for it"
 )
 
+import csv
+import json
 import pathlib
 import shutil
 import signal
@@ -228,6 +230,21 @@ def test_the_report_is_written_live(tmp_path):
   page = (tmp_path / "run" / "report.html").read_text()
   assert "client-1" in page or "client-2" in page
   assert not (tmp_path / "run" / "report.html.tmp").exists()
+
+
+def test_output_is_rewritten_every_n_rounds(tmp_path):
+  made = grids.strategy(workdir=tmp_path / "run", evaluate_every=2)
+  grid = grids.InProcess(grids.jax_client("silent"), grids.nodes())
+  result = made.start(grid, num_rounds=5)
+  for name in ("history.jsonl", "metrics.jsonl"):
+    lines = (tmp_path / "run" / name).read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [2, 4]
+  lines = (tmp_path / "run" / "attendance.jsonl").read_text().splitlines()
+  assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5]
+  assert set(result.train_metrics_clientapp) == {2, 4}  # helps/ID, harms/ID
+  with open(tmp_path / "run" / "influence.csv", newline="") as file:
+    last = {r["client_id"]: int(r["last_drawn"]) for r in csv.DictReader(file)}
+  assert max(last.values()) == 4  # What round 5 brought is not in it yet.
 
 
 def test_extremes_go_into_flowers_logs():
