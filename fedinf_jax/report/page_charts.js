@@ -111,20 +111,7 @@ function curves(host, rounds, series, options) {
     axes(svg, box, x, y);
     const px = (v) => box.left + box.width * x.at(v);
     const py = (v) => box.top + box.height * (1 - y.at(v));
-    series.forEach((s) => {
-      const there = rounds.map((r, i) => [r, s.values[i]])
-        .filter((p) => p[1] !== null);
-      const d = there.map((p, i) => (i ? "L" : "M") + px(p[0]).toFixed(1) +
-        " " + py(p[1]).toFixed(1)).join("");
-      const style = `stroke:${stroke(s.score)};stroke-dasharray:` +
-        `${dash(s.score) || "none"}`;
-      draw(svg, "path", {d: d, class: "line", style: style});
-      if (there.length < 15) {
-        there.forEach((p) => draw(svg, "circle", {
-          cx: px(p[0]), cy: py(p[1]), r: 2.2,
-          style: `fill:${stroke(s.score)}`}));
-      }
-    });
+    series.forEach((s) => curve(svg, rounds, s, px, py));
     if (interval) {
       const at = px(rounds[rounds.length - 1]);
       draw(svg, "path", {
@@ -138,6 +125,20 @@ function curves(host, rounds, series, options) {
     hover(svg, box, rounds, series, px);
     if (keys) key(host, series);
   });
+}
+
+function curve(svg, rounds, s, px, py) {
+  const there = rounds.map((r, i) => [r, s.values[i]])
+    .filter((p) => p[1] !== null);
+  const d = there.map((p, i) => (i ? "L" : "M") + px(p[0]).toFixed(1) +
+    " " + py(p[1]).toFixed(1)).join("");
+  const style = `stroke:${stroke(s.score)};stroke-dasharray:` +
+    `${dash(s.score) || "none"}`;
+  draw(svg, "path", {d: d, class: "line", style: style});
+  // Of few points it shows where they are.
+  if (there.length >= 15) return;
+  there.forEach((p) => draw(svg, "circle", {
+    cx: px(p[0]), cy: py(p[1]), r: 2.2, style: `fill:${stroke(s.score)}`}));
 }
 
 function hover(svg, box, rounds, series, px) {
@@ -186,7 +187,6 @@ function scatter() {
   }, [-2, -1])[1];
   if (best > 0) ys.value = best;
   let dots = [], last = null;
-  const named = new Set(data.named.helps.concat(data.named.hurts));
   const again = drawn(host, (width) => {
     const side = Math.min(width, 440);
     const a = values[xs.value].fil, b = values[ys.value].fil;
@@ -213,17 +213,7 @@ function scatter() {
       dot.dataset.k = k;
       dots[k] = dot;
     });
-    const taken = [];
-    both.filter((k) => named.has(k)).forEach((k) => {
-      const room = ([x, y]) => Math.abs(x - px(a[k])) > 60 ||
-        Math.abs(y - py(b[k])) > 12;
-      if (!taken.every(room)) return;
-      taken.push([px(a[k]), py(b[k])]);
-      const right = px(a[k]) > box.left + box.width * 0.7;
-      draw(svg, "text", {x: px(a[k]) + (right ? -6 : 6), y: py(b[k]) - 5,
-                         "text-anchor": right ? "end" : "start",
-                         class: "name"}, cut(data.ids[k], 12));
-    });
+    nameDots(svg, box, both, (k) => [px(a[k]), py(b[k])]);
     draw(svg, "text", {x: box.left + box.width / 2, y: side - 46,
                        "text-anchor": "middle", class: "axis"},
          scores[xs.value].words + (one.dwarfed ? " (nearly log scale)" : ""));
@@ -246,6 +236,22 @@ function scatter() {
     if (last) last.classList.remove("marked");
     last = dots[k] || null;
     if (last) last.classList.add("marked");
+  });
+}
+
+// Names the clients of the verdict, as far as there is room for names.
+function nameDots(svg, box, there, place) {
+  const named = new Set(data.named.helps.concat(data.named.hurts));
+  const taken = [];
+  there.filter((k) => named.has(k)).forEach((k) => {
+    const [x, y] = place(k);
+    const room = ([u, v]) => Math.abs(u - x) > 60 || Math.abs(v - y) > 12;
+    if (!taken.every(room)) return;
+    taken.push([x, y]);
+    const right = x > box.left + box.width * 0.7;
+    draw(svg, "text", {x: x + (right ? -6 : 6), y: y - 5, class: "name",
+                       "text-anchor": right ? "end" : "start"},
+         cut(data.ids[k], 12));
   });
 }
 
