@@ -112,7 +112,7 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
     state, done = init(), 0
     for at in AT:
       state, done = step(state, at - done), at
-      run = fi.Run.of(setting.model, state)
+      run = fi.Run.of(setting.model, state, copy=False)
       found = signs.changes(run, x, y)
       about = {
         "setting": setting.name,

@@ -86,7 +86,7 @@ def scores(state, task, rows, of: str) -> dict[str, np.ndarray]:
   backwards leaves no ε in a state: it is done once more, for these rows.
   """
   x, y = task.x[rows], task.y[rows]
-  run = fi.Run.of(task.model, state)
+  run = fi.Run.of(task.model, state, copy=False)
   influence = lambda *args: run.influence(*args, of=of)
   if of in task.passes:
     again = passes.prepare(task._replace(x=x, y=y), of)

@@ -14,6 +14,7 @@ import fedinf_jax as fi
 from fedinf_jax import checks
 from fedinf_jax import memory
 from fedinf_jax import rng
+from fedinf_jax import selection
 from fedinf_jax.data import partition
 from fedinf_jax.running import records
 from fedinf_jax.running import task as tasks
@@ -208,8 +209,7 @@ def exact_rows(exact: str, num_clients: int, seed: int):
       f'exact is {exact!r}; it must be "all", "none" or a number of clients up'
       f" to {num_clients}, or top:NUMBER or top:NUMBER:ESTIMATOR"
     )
-  draw = np.random.default_rng(seed)
-  return sorted(draw.permutation(num_clients)[: int(exact)].tolist())
+  return selection.draw(int(exact), num_clients, seed).tolist()
 
 
 def repeat_clients(config: ml_collections.ConfigDict) -> int | None:

@@ -21,10 +21,10 @@ from experiments import bench_measure
 from experiments import launch
 from experiments import recipes
 from experiments import seeds
+from experiments import showing
 from fedinf_jax import memory
 from fedinf_jax import report
 from fedinf_jax.report import numbers
-from fedinf_jax.report import verdict as verdicts
 from fedinf_jax.running import explaining
 from fedinf_jax.running import files
 from fedinf_jax.running import finishing
@@ -115,7 +115,7 @@ def run(task: tasks.Task, folder: pathlib.Path, screen):
         )
       _finish(task, folder, trained)
   if processes.is_first():
-    print_verdict(folder, screen)
+    showing.print_verdict(folder, screen)
     if explanation:
       progress.say(screen, explanation)
 
@@ -128,25 +128,6 @@ def _finish(task, folder, trained):
     report.write(folder)
     took = time.perf_counter() - started
     records.append_timing(folder, "report", task.fed.rounds, took)
-
-
-def print_verdict(folder: pathlib.Path, screen):
-  """Names the clients that matter and says how far to trust it."""
-  contents = workdir.read(folder)
-  summary = contents.summary
-  verdict = verdicts.verdict(contents)
-  lines = [
-    f"after {summary['rounds']} rounds: test loss"
-    f" {numbers.fixed(summary['loss'], 4)}, accuracy"
-    f" {numbers.fixed(summary['accuracy'], 4)}",
-    *verdicts.sentences(contents, verdict),
-    *_effects(summary, verdict.ranked_by),
-  ]
-  for line in lines:
-    progress.say(screen, line)
-  if summary["estimators"]:
-    screen.print(_table(contents))
-  progress.say(screen, f"report: {folder / records.REPORT}")
 
 
 def show_plan(name, config, screen):
@@ -207,35 +188,6 @@ def _plan_table(sizes, machine, rounds, compiled):
   table.add_row("a round, at that peak", numbers.duration(seconds))
   table.add_row(f"{rounds} rounds", numbers.duration(rounds * seconds))
   table.add_row("most of it", planning.bottleneck(sizes, machine))
-  return table
-
-
-def _effects(summary, by):
-  """Returns a line about who helps or hurts beyond chance, if it is known."""
-  found = summary["effects"].get(by, {})
-  if not any(found.values()):
-    return []
-  return [
-    f"On other test examples of the same kind ({by}, 5 % false discoveries):"
-    f" {found['helps']:,} clients help, {found['hurts']:,} hurt, of"
-    f" {found['cannot tell']:,} one cannot tell."
-  ]
-
-
-def _table(contents):
-  """Returns what the verdict leaves out of summary.json's estimators."""
-  table = rich_table.Table("estimator", "upload per participant", "FIP error")
-  if contents.screened_by:
-    table.caption = f"FIP error: of the extremes by {contents.screened_by} only"
-  for name, e in contents.summary["estimators"].items():
-    upload = f"{e['upload_models']:.0f} models"
-    if name not in contents.with_eps:
-      upload = "nothing (simulation only)"
-    table.add_row(
-      name,
-      upload + (" each way" if e["interactive"] else ""),
-      numbers.digits(e["fip_relative_error"], 3),
-    )
   return table
 
 

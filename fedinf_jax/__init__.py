@@ -4,6 +4,8 @@ from fedinf_jax import data as data
 from fedinf_jax import federation as federation
 from fedinf_jax import metrics as metrics
 from fedinf_jax import models as models
+from fedinf_jax import presets as presets
+from fedinf_jax import report as report
 from fedinf_jax import theory as theory
 from fedinf_jax import valuation as valuation
 from fedinf_jax import version

@@ -8,7 +8,6 @@ is left of the cohort, with weights
 There are R removals. The default is leave-one-out: removal r is client r.
 """
 
-from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -35,37 +34,6 @@ class Attendance(NamedTuple):
   slots: jax.Array
   # int32 [H], the removals that the cohort touches, padded with R; None: any.
   hits: jax.Array | None = None
-
-
-def check(removals: Any, num_clients: int) -> np.ndarray | None:
-  """Returns the mask [R, K]; None, for leave-one-out, builds no matrix."""
-  if removals is None:
-    return None
-  removals = np.asarray(removals)
-  if removals.dtype != bool or removals.ndim != 2 or not len(removals):
-    raise ValueError(
-      f"removals is {removals.dtype} of shape {list(removals.shape)};"
-      f" it must be bool [R, {num_clients}]"
-    )
-  if removals.shape[1] != num_clients:
-    raise ValueError(
-      f"removals has {removals.shape[1]} columns for {num_clients} clients"
-    )
-  return removals
-
-
-def check_exact(exact: Any, num_removals: int) -> np.ndarray:
-  """Returns the removals to replay, int [E], from True, False or a list."""
-  if isinstance(exact, bool):
-    return np.arange(num_removals if exact else 0)
-  chosen = np.asarray(exact)
-  if chosen.ndim != 1 or (
-    len(chosen) and not np.issubdtype(chosen.dtype, np.integer)
-  ):
-    raise ValueError("exact must be True, False or a list of rows of removals")
-  if len(chosen) and not (chosen.min() >= 0 and chosen.max() < num_removals):
-    raise ValueError(f"exact: rows run from 0 to {num_removals - 1}")
-  return chosen.astype(int)
 
 
 def select(

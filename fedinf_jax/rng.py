@@ -34,6 +34,7 @@ class Stream(enum.IntEnum):
   JITTER = 14
   REDRAW = 15
   GROUPS = 16
+  HOLD_OUT = 17
 
 
 def id_words(ids):

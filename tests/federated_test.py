@@ -161,6 +161,32 @@ def test_keeps_every_example_in_place():
     data.client(3)
 
 
+def test_whole_clients_are_held_out_by_id():
+  ids = [f"w{k}" for k in range(40)]
+  data = make([(np.full((2, 1), k), np.zeros(2, int)) for k in range(40)], ids)
+  train, out = data.hold_out(0.25, seed=3)
+  assert out.num_clients == 10 and not set(train.ids) & set(out.ids)
+  assert sorted(train.ids + out.ids) == sorted(ids)
+  assert [i for i in ids if i in train.ids] == list(train.ids)  # In order.
+  for part in (train, out):
+    for k, i in enumerate(part.ids):
+      np.testing.assert_array_equal(part.client(k)[0], int(i[1:]))
+  order = np.random.default_rng(0).permutation(40)
+  assert set(data.take(order).hold_out(0.25, seed=3)[1].ids) == set(out.ids)
+  assert set(data.hold_out(0.25, seed=4)[1].ids) != set(out.ids)
+  # Without one who stays, nobody changes sides; without one who goes, one does.
+  fewer = data.without([train.ids[0]]).hold_out(10 / 39, seed=3)[1]
+  assert set(fewer.ids) == set(out.ids)
+  fewer = data.without([out.ids[0]]).hold_out(10 / 39, seed=3)[1]
+  assert len(set(fewer.ids) - set(out.ids)) == 1
+  assert [p.num_clients for p in data.hold_out(0.001, seed=0)] == [39, 1]
+  assert [p.num_clients for p in data.hold_out(0.999, seed=0)] == [1, 39]
+  with pytest.raises(ValueError, match=r"fraction is 1\.0; it must lie"):
+    data.hold_out(1, seed=0)
+  with pytest.raises(ValueError, match="hold_out needs at least two clients"):
+    data.take([3]).hold_out(0.5, seed=0)
+
+
 def test_split_is_a_partition_by_id():
   data = make(
     [(np.arange(n)[:, None] + 100.0 * n, np.arange(n)) for n in (1, 5, 30)],

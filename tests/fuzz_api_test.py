@@ -336,6 +336,13 @@ def targets():
     "positions": (data.positions, {"ids": ["client-1"]}),
     "without": (data.without, {"ids": ["client-1"]}),
     "split": (data.split, {"train_fraction": 0.5, "seed": 0}),
+    "hold_out": (data.hold_out, {"fraction": 0.5, "seed": 0}),
+    "Run.load": (fi.Run.load, {"folder": "nowhere", "model": model}),
+    "measured": (
+      fi.report.measured, {"run": run, "test": (x, y), "owners": None}
+    ),
+    "a preset": (fi.presets.paper, {"num_samples": 2}),
+    "a preset's name": (fi.presets.named, {"name": "relu@3"}),
     "synthetic": (
       fi.data.synthetic,
       {"num_clients": 3, "num_classes": 2, "num_features": 2, "seed": 1},

@@ -252,7 +252,7 @@ def spoiled(draw, content):
 @pytest.mark.parametrize("share", SHARES)
 def test_spoiled_json_is_refused_or_drawn(whole, share, tmp_path, monkeypatch):
   # Drawing takes most of the time, and has no part in what is tested.
-  monkeypatch.setattr(figures, "pngs", lambda contents: {})
+  monkeypatch.setattr(figures, "images", lambda contents: {})
   draw = random.Random(3)
   folder, refused = shutil.copytree(whole, tmp_path / "w"), 0
   for _ in range(JSONS // share):

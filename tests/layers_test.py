@@ -11,17 +11,17 @@ ROOT = pathlib.Path(fedinf_jax.__file__).parent
 # From the ground up. A module imports from lower floors only; within a folder,
 # the same holds for the floors of that folder.
 FLOORS = [
-  {"types", "text", "tree", "rng", "version"},
+  {"types", "text", "tree", "rng", "version", "wording"},
   {"memory"},
   {"checks"},
   {"data", "models", "linalg"},
   {"metrics", "fedavg"},
   {"agreement"},
-  {"removals", "theory"},
+  {"removals", "selection", "theory"},
   {"leave_one_out", "guards"},
   {"curvature"},
   {"influence", "backwards"},
-  {"federation", "valuation"},
+  {"federation", "presets", "valuation"},
   {"simulation"},
   {"server"},
   {"running"},
@@ -31,7 +31,7 @@ FLOORS = [
 WITHIN = {
   "data": [
     {"files", "packing"},
-    {"federated"},
+    {"archive", "federated"},
     {
       "corrupt",
       "femnist_npz",
@@ -57,9 +57,9 @@ WITHIN = {
     {"scores"},
   ],
   "simulation": [
-    {"devices", "history", "meter", "schedule", "wave"},
-    {"exchange", "scores", "table"},
-    {"found", "measuring"},
+    {"describing", "devices", "history", "made", "meter", "schedule", "wave"},
+    {"exchange", "saved", "scores", "table"},
+    {"found", "measuring", "portraits"},
     {"run"},
     {"recorder", "stages"},
     {"round"},
@@ -83,8 +83,8 @@ WITHIN = {
     {"workdir"},
     {"task"},
     {"evaluation", "explaining", "passes", "planning", "repeats"},
-    {"loop"},
-    {"finishing"},
+    {"loop", "summaries"},
+    {"finishing", "given"},
   ],
   "flower": [
     {"output", "records", "store"},
@@ -94,9 +94,9 @@ WITHIN = {
   "report": [
     {"numbers"},
     {"captions", "verdict"},
-    {"drawing"},
-    {"tracked_figures", "cleanse_figures", "tables"},
-    {"figures"},
+    {"drawing", "advice", "embedding"},
+    {"of_run", "tracked_figures", "cleanse_figures", "tables", "sentences"},
+    {"figures", "alternatives"},
     {"page"},
   ],
 }

@@ -294,8 +294,8 @@ def test_exact_rows():
 
 
 def test_estimators_are_built_and_described_from_one_table():
-  names = ",".join(estimators.SPECS)
-  assert list(estimators.build(names)) == list(estimators.SPECS)
+  names = ",".join(fi.presets.SPECS)
+  assert list(estimators.build(names)) == list(fi.presets.SPECS)
   assert estimators.build("") == {}
   assert estimators.describe("both_fine") == (
     "fisher() + lwet(per='participant')"

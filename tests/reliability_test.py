@@ -21,6 +21,7 @@ from experiments.configs import setting3_small
 import fedinf_jax as fi
 from fedinf_jax import report
 from fedinf_jax import rng
+from fedinf_jax.report import sentences
 from fedinf_jax.report import verdict
 from fedinf_jax.running import finishing
 from fedinf_jax.running import interrupts
@@ -393,17 +394,18 @@ def test_screen_and_page_say_how_far_the_truth_agrees_with_itself(tmp_path):
   contents = workdir.read(folder)
   last = contents.summary["reliability"]["last"]
   assert (last["repeats"], last["clients"]) == (2, 12)
-  said = verdict.sentences(contents, verdict.verdict(contents))
-  assert said[-1].startswith(
+  said = sentences.write(contents)[1]
+  (line,) = said.truth
+  assert line.startswith(
     "The truth itself: retraining without each of 12 clients, from starting"
     " points 1e−5 apart, agrees with itself to Pearson 0.9"
   )
-  ceilings = verdict.trust(contents, verdict.verdict(contents))["relu"]
+  ceilings = said.trust["relu"]
   assert f"(ceilings {last['ceiling']:.3f} and 0.9" in ceilings
   report.write(folder)
   page = " ".join((folder / "report.html").read_text().split())
   assert '<th scope="col">ceiling of Pearson</th>' in page
-  assert said[-1] in page
+  assert line in page
 
 
 @pytest.mark.parametrize(

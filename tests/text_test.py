@@ -9,7 +9,7 @@ from rich import console as rich_console
 
 from fedinf_jax import report
 from fedinf_jax import text
-from fedinf_jax.report import verdict
+from fedinf_jax.report import sentences
 from fedinf_jax.running import files
 from fedinf_jax.running import progress
 from fedinf_jax.running import records
@@ -92,8 +92,7 @@ def test_screens_get_no_commands_and_no_markup(nasty):
     file=io.StringIO(), force_terminal=True, color_system=None, width=200
   )
   contents = workdir.read(nasty)
-  found = verdict.verdict(contents)
-  for line in verdict.sentences(contents, found):
+  for line in sentences.write(contents)[1].lines():
     progress.say(screen, line)
   progress.say(screen, f"report: {nasty / records.REPORT}")
   printed = screen.file.getvalue()

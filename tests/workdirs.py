@@ -7,6 +7,7 @@ import numpy as np
 from fedinf_jax.running import records
 from fedinf_jax.running import workdir
 from fedinf_jax.simulation import history as histories
+from fedinf_jax.simulation import portraits
 from fedinf_jax.simulation import table as tables
 from fedinf_jax.valuation import reliability
 
@@ -87,6 +88,9 @@ def write(
     )
   table = _table(ids, selected, at, scores)
   records.write_influence(folder, table)
+  records.write_clients(
+    folder, _portraits(selected, at, layers, scores, replayed)
+  )
   estimated = {
     e: _summary(e, [m[e] for m in measured], layers, blows_up)
     for e in estimators
@@ -108,6 +112,31 @@ def write(
   if debug:
     records.write_debug(folder, _debug(draw, ids, estimators))
   return folder
+
+
+def _portraits(selected, at, layers, scores, replayed):
+  draw = np.random.default_rng(1)
+  count = len(selected)
+  known = {"exact": np.arange(count) < replayed}
+  return portraits.Portraits(
+    layers=list(layers),
+    drawn=[
+      sorted(draw.permutation(at[-1])[:n].tolist()) for n in selected.tolist()
+    ],
+    labels=draw.multinomial(40, [0.5, 0.3, 0.2, 0, 0], count).tolist(),
+    eps={
+      name: portraits.Eps(
+        norm=[
+          [1e-2 * (j + 1) if there else None for j in range(len(layers))]
+          for there in known.get(name, [True] * count)
+        ],
+        nearest=[[(k + 1) % count] for k in range(count)],
+        cosine=[[0.75]] * count,
+      )
+      for name in scores
+      if name != "exact" or replayed
+    },
+  )
 
 
 def _table(ids, selected, at, scores):

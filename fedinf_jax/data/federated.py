@@ -159,6 +159,37 @@ class FederatedData:
     gone = set(self.positions(ids))
     return self.take([k for k in range(self.num_clients) if k not in gone])
 
+  def hold_out(
+    self, fraction: float, seed: int
+  ) -> tuple["FederatedData", "FederatedData"]:
+    """Holds out whole clients, drawn at random: (train, held_out).
+
+    Every client draws a number from its own id and the seed, and the smallest
+    are held out. So the order of clients does not matter, and where one joins
+    or leaves, at most one other changes sides.
+
+    Args:
+      fraction: of the clients to hold out, rounded; at least one client stays
+        on either side.
+      seed: of the draw.
+    """
+    seed = checks.integer("seed", seed)
+    fraction = checks.number(
+      "fraction", fraction, "lie between 0 and 1", lambda f: 0 < f < 1
+    )
+    count = self.num_clients
+    if count < 2:
+      raise ValueError("hold_out needs at least two clients; there is one")
+    draw = lambda words: rng.host_generator(seed, rng.Stream.HOLD_OUT, words)
+    order = np.argsort(
+      [draw(words).random() for words in rng.id_words(self.ids)]
+    )
+    out = order[: min(count - 1, max(1, round(fraction * count)))]
+    return (
+      self.take(np.setdiff1d(np.arange(count), out)),
+      self.take(np.sort(out)),
+    )
+
   def split(
     self, train_fraction: float, seed: int
   ) -> tuple["FederatedData", "FederatedData"]:

@@ -8,21 +8,20 @@ first reply; before it their influence is exactly zero.
 import json
 import pathlib
 
-import jax
 import numpy as np
 
 from fedinf_jax import influence
 from fedinf_jax import memory
-from fedinf_jax import tree
 from fedinf_jax import version
 from fedinf_jax.report import page
 from fedinf_jax.running import files
 from fedinf_jax.running import finishing
 from fedinf_jax.running import records
-from fedinf_jax.running import workdir as workdirs
+from fedinf_jax.running import summaries
 from fedinf_jax.server import ledger as ledgers
 from fedinf_jax.server import rounds
 from fedinf_jax.server import table as tables
+from fedinf_jax.simulation import made
 from fedinf_jax.simulation import table as simulation_table
 
 ATTENDANCE = "attendance.jsonl"  # who took part in each round
@@ -71,16 +70,15 @@ class Output:
       accuracy: on the test set.
       report: whether report.html is written, too.
     """
-    nothing = records.Agreement(*[None] * len(records.Agreement._fields))
     metrics = records.Metrics(
-      ledger.round, loss, accuracy, dict.fromkeys(found, nothing)
+      ledger.round, loss, accuracy, dict.fromkeys(found, records.UNKNOWN)
     )
     fil = {name: t.fil for name, t in found.items()}
     self._logs(metrics, records.History(ledger.round, fil))
-    made = influence_table(self._folder, ledger, found)
-    records.write_influence(self._folder, made)
+    table = influence_table(self._folder, ledger, found)
+    records.write_influence(self._folder, table)
     if report:
-      self._summary(ledger, metrics, made)
+      self._summary(ledger, metrics, table)
       page.write(self._folder)
 
   def _logs(self, metrics, history):
@@ -97,39 +95,25 @@ class Output:
     (self._folder / records.LAYERS).unlink(missing_ok=True)
     records.append_round(self._folder, metrics, history, [])
 
-  def _summary(self, ledger, metrics, made):
+  def _summary(self, ledger, metrics, table):
     """Writes what the report reads beside tables and logs."""
-    params = ledger.state.params
-    versions = workdirs.versions()
-    source = "the clients of a federation"
-    about = records.About(
-      name="flower",
-      config={"seed": self._server.seed, "fedinf_jax": version.VERSION},
-      data={"source": source, "stand_in": False, "digest": "", "bad": []},
-      versions=versions,
-    )
+    config = {"seed": self._server.seed, "fedinf_jax": version.VERSION}
+    about = summaries.about("flower", "the clients of a federation", config)
     files.write_json(self._folder / records.CONFIG, about)
-    count = len(ledger.ids)
-    summary = records.Summary(
-      name="flower",
-      source=source,
-      stand_in=False,
-      clients=count,
+    summary = summaries.summary(
+      about,
+      table,
+      ledger.state.params,
       rounds=ledger.round,
-      num_params=sum(a.size for a in jax.tree.leaves(params)),
       train_examples=int(ledger.num_examples.sum()),
       test_examples=self._test_examples,
       seed=self._server.seed,
       loss=metrics.loss,
       accuracy=metrics.accuracy,
-      layer_names=list(tree.names(params)),
       estimators={
         name: _estimator(self._server, name, ledger)
         for name in self._server.estimators
       },
-      effects={name: made.counts(name) for name in made.names},
-      data_digest="",
-      versions=versions,
       git_revision=None,
     )
     records.write_summary(self._folder, summary)
@@ -177,42 +161,21 @@ def _estimator(server, name, ledger):
   """Returns an estimator of summary.json: nobody knows the truth."""
   health = influence.health(ledger.state.estimators[name])
   count = len(ledger.ids)
-  upload = server.upload_bytes(name, ledger)
-  truncated = np.asarray(health.truncated_at)[:count]  # [K, L]
-  growth = np.asarray(health.growth)[:count]
-  curvature = server.estimators[name].curvature
-  layers = {
-    name: records.LayerTrust(
-      truncated_fraction=float((truncated[:, j] > 0).mean()),
-      first_truncated_round=_first(truncated[:, j]),
-      largest_growth=float(growth[:, j].max()),
-    )
-    for j, name in enumerate(health.layer_names)
-  }
-  return records.Estimator(
-    description=curvature.name,
-    upload_bytes_per_participant=upload,
-    upload_models=upload / memory.tree_bytes(ledger.state.params),
-    interactive=curvature.interactive,
-    simulated=False,
-    fil_pearson=None,
-    fil_spearman=None,
-    fia_pearson=None,
-    fip_error=None,
-    fip_relative_error=None,
-    truncated_fraction=float((truncated > 0).mean()),
-    last_quarter=dict.fromkeys(records.LAST_QUARTER),
-    largest_growth=float(growth.max()),
-    nonfinite_fraction=float(
-      (np.asarray(health.nonfinite_at)[:count] > 0).mean()
-    ),
-    layers=layers,
+  health = health._replace(
+    truncated_at=np.asarray(health.truncated_at)[:count],  # [K, L]
+    growth=np.asarray(health.growth)[:count],
+    nonfinite_at=np.asarray(health.nonfinite_at)[:count],
   )
-
-
-def _first(rounds):
-  happened = rounds[rounds > 0]
-  return int(happened.min()) if len(happened) else None
+  truncated = float((health.truncated_at > 0).mean())
+  curvature = server.estimators[name].curvature
+  upload = server.upload_bytes(name, ledger)
+  return summaries.estimator(
+    made.Kind(curvature.name, upload, curvature.interactive),
+    health,
+    memory.tree_bytes(ledger.state.params),
+    records.UNKNOWN._replace(truncated_fraction=truncated),
+    dict.fromkeys(records.LAST_QUARTER),
+  )
 
 
 def _round_of(line):

@@ -2,22 +2,19 @@
 
 # Name of a figure → heading, how to read it.
 CAPTIONS = {
-  "learning_curve": (
-    "Learning curve",
-    "The global model on the test examples, at every evaluated round.",
-  ),
   "fig1_layers": (
     "Fig. 1: one client, layer by layer",
-    "In each layer, the size of the estimated change of the model (norm) and,"
+    "Of the tracked clients, the one with the largest influence. In each layer,"
+    " the size of the estimated change of the model (norm) and,"
     " where the truth is known, the distance from it (error). Log scale: a line"
     " that climbs steadily grows exponentially and may leave the chart. Of"
     " many layers, the eight with the largest change.",
   ),
   "fig2_distance": (
     "Fig. 2: distance from the truth",
-    "Lower is better. An estimate above the dashed line is worse than saying"
-    " that the client changes nothing; log scale, cut off at a hundred times"
-    " the truth.",
+    "Of the tracked clients, those with the largest influence. Lower is better."
+    " An estimate above the dashed line is worse than saying that the client"
+    " changes nothing; log scale, cut off at a hundred times the truth.",
   ),
   "fig3_pearson": (
     "Fig. 3: agreement with retraining, over rounds",
@@ -27,7 +24,8 @@ CAPTIONS = {
   "fig3_scatter": (
     "Fig. 3: estimated against exact influence on the loss",
     "A dot is a client at the last round; on the dashed diagonal the estimate"
-    " is right. Triangles on the edge lie beyond the frame.",
+    " is right. Ringed are the clients that the verdict names. Triangles on the"
+    " edge lie beyond the frame.",
   ),
   "fig4_cleanse": (
     "Fig. 4: clients removed, training continued",
@@ -43,11 +41,5 @@ CAPTIONS = {
     "Finding bad clients",
     "How well each score finds the clients that were made bad on purpose;"
     " longer is better, the dashed line is guessing.",
-  ),
-  "heat_map": (
-    "Influence of each client over rounds",
-    "A row is a client, the most helpful at the top. Blue: the loss would rise"
-    " without it (helps); red: it would fall (hurts). The colours are nearly on"
-    " a log scale; the strongest cells share one.",
   ),
 }

@@ -2,10 +2,12 @@
 
 import io
 import math
+from typing import NamedTuple
 import warnings
 
 import matplotlib
 import matplotlib.backends.backend_agg
+import matplotlib.backends.backend_svg
 import matplotlib.figure
 import matplotlib.lines
 import matplotlib.ticker
@@ -39,6 +41,9 @@ STYLE = {
   "lines.linewidth": 1.7,
   "lines.solid_capstyle": "round",
   "legend.frameon": False,
+  # Text stays text, and the same figure has the same bytes.
+  "svg.fonttype": "none",
+  "svg.hashsalt": "fedinf_jax",
   "figure.constrained_layout.h_pad": 0.06,
   "figure.constrained_layout.w_pad": 0.06,
 }
@@ -55,15 +60,26 @@ def figure_of(height: float, width: float = WIDTH) -> matplotlib.figure.Figure:
   return figure
 
 
-def png(figure: matplotlib.figure.Figure) -> bytes:
-  """Returns a figure as a PNG."""
-  file = io.BytesIO()
+class Image(NamedTuple):
+  """A figure as files."""
+
+  png: bytes
+  svg: bytes
+
+
+def image(figure: matplotlib.figure.Figure) -> Image:
+  """Returns a figure as a PNG and as an SVG, laid out once."""
+  png = io.BytesIO()
   with warnings.catch_warnings():
     # Ids may hold characters that the font lacks; they become boxes.
     warnings.filterwarnings("ignore", message="Glyph .* missing")
     # Not savefig, which draws everything twice.
-    figure.canvas.print_png(file, metadata={"Software": None})
-  return file.getvalue()
+    figure.canvas.print_png(png, metadata={"Software": None})
+    figure.set_layout_engine("none")
+    made = io.StringIO()
+    canvas = matplotlib.backends.backend_svg.FigureCanvasSVG(figure)
+    canvas.print_svg(made, metadata={"Date": None, "Creator": None})
+  return Image(png.getvalue(), made.getvalue().encode())
 
 
 def style_of(contents, name):

@@ -1,7 +1,8 @@
 """Draws the figures of a report from the contents of a workdir.
 
 Every figure is a function of `workdir.Contents` that returns a matplotlib
-Figure, or None where the run lacks what the figure shows.
+Figure, or None where the run lacks what the figure shows. Those that need no
+more than a run in memory has take that, too: `scatter(run, test=(x, y))`.
 """
 
 import math
@@ -15,22 +16,30 @@ from fedinf_jax import text
 from fedinf_jax.report import cleanse_figures
 from fedinf_jax.report import drawing
 from fedinf_jax.report import numbers
+from fedinf_jax.report import of_run
 from fedinf_jax.report import tracked_figures
 from fedinf_jax.report import verdict
 from fedinf_jax.running import workdir
 
 MAX_SCATTERS = 6
+RING = {"s": 55, "facecolors": "none", "edgecolors": "#111827", "lw": 0.8}
 # A heat map of more clients than ALL_ROWS shows END_ROWS of either end.
 ALL_ROWS, END_ROWS = 100, 30
 
 
-def pngs(contents: workdir.Contents) -> dict[str, bytes]:
-  """Returns name → bytes of the PNG, for every figure the run allows."""
+def images(contents: workdir.Contents) -> dict[str, drawing.Image]:
+  """Returns name → files, for every figure of FIGURES the run allows."""
   with matplotlib.rc_context(drawing.STYLE):
     drawn = ((name, draw(contents)) for name, draw in FIGURES.items())
-    return {name: drawing.png(figure) for name, figure in drawn if figure}
+    return {name: drawing.image(figure) for name, figure in drawn if figure}
 
 
+def pngs(contents: workdir.Contents) -> dict[str, bytes]:
+  """Returns name → bytes of the PNG alone."""
+  return {name: image.png for name, image in images(contents).items()}
+
+
+@of_run.either("an evaluated round")
 def learning_curve(contents):
   """Draws test loss and accuracy over rounds."""
   figure = drawing.figure_of(2.7)
@@ -43,6 +52,7 @@ def learning_curve(contents):
   return figure
 
 
+@of_run.either("estimators, and removals that were replayed: exact=")
 def pearson(contents):
   """Draws Fig. 3 a–c: agreement of estimated with exact FIL over rounds."""
   if not contents.has_exact or not contents.names:
@@ -73,6 +83,7 @@ def pearson(contents):
   return figure
 
 
+@of_run.either("estimators, and removals that were replayed: exact=")
 def scatter(contents):
   """Draws Fig. 3 d–f: estimated against exact FIL at the last round."""
   names = contents.names[:MAX_SCATTERS]
@@ -91,10 +102,18 @@ def scatter(contents):
   figure = drawing.figure_of((size + 0.1) * rows, width=size * columns)
   axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
   labels = (f"exact FIL{unit}", f"estimated FIL{unit}")
+  found = verdict.verdict(contents)
+  named = np.isin(np.arange(len(exact)), (*found.helps, *found.hurts))
   for ax, name in drawing.block(axes, names, *labels):
     estimate = contents.columns[f"fil_{name}"]
     both = np.isfinite(exact) & np.isfinite(estimate)
     ax.plot(limits, limits, color=drawing.MUTED, lw=0.9, ls=(0, (4, 2)))
+    ringed = both & named
+    ax.scatter(
+      exact[ringed] / factor,
+      np.clip(estimate[ringed] / factor, *limits),
+      **RING,
+    )
     outside = _dots(
       ax,
       exact[both] / factor,
@@ -179,6 +198,7 @@ def _score_colour(contents, score):
   return drawing.style_of(contents, name)["color"] if known else "#9ca3af"
 
 
+@of_run.either("an estimator, or removals that were replayed: exact=")
 def heat_map(contents):
   """Draws FIL of every client (rows) over rounds (columns)."""
   found = verdict.verdict(contents)
@@ -254,8 +274,8 @@ def _diverging(values):
   return scale, [*(-t for t in ticks), 0.0, *ticks]
 
 
+# Those that a report keeps as files; the page draws the others by itself.
 FIGURES = {
-  "learning_curve": learning_curve,
   "fig1_layers": tracked_figures.layers,
   "fig2_distance": tracked_figures.distance,
   "fig3_pearson": pearson,
@@ -263,5 +283,4 @@ FIGURES = {
   "fig4_cleanse": cleanse_figures.at_the_end,
   "fig4_cleanse_rounds": cleanse_figures.over_rounds,
   "debug": debug,
-  "heat_map": heat_map,
 }

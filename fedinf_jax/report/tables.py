@@ -1,13 +1,9 @@
-"""Tables of the page, and what its script makes the table of clients from."""
+"""Tables of the page."""
 
 import html
-import math
 
-import numpy as np
-
-from fedinf_jax import text
+from fedinf_jax import wording
 from fedinf_jax.report import numbers
-from fedinf_jax.report import verdict
 from fedinf_jax.running import workdir
 
 
@@ -51,8 +47,8 @@ def estimators(contents: workdir.Contents) -> str:
     if measured["simulated"]:
       upload += "<small>simulation only</small>"
     row = (
-      f'<th scope="row">{code(name)}<small>{escaped(measured["description"])}'
-      f"</small></th><td>{upload}</td>"
+      f'<th scope="row">{escaped(wording.titled(name))}<small>'
+      f"{escaped(measured['description'])}</small></th><td>{upload}</td>"
     )
     for _, field, show, best in columns:
       known = [e[field] for e in everyone.values() if e[field] is not None]
@@ -103,41 +99,12 @@ def pairs(tree: dict) -> str:
   return f'<dl class="pairs">{lines}</dl>'
 
 
-def clients(contents: workdir.Contents, found: verdict.Verdict) -> dict:
-  """Returns what the script makes the table of clients from."""
-  columns = contents.columns
-  scores = [n for n in ("exact", *contents.names) if f"fil_{n}" in columns]
-  if not contents.has_exact:
-    scores = [name for name in scores if name != "exact"]
-  keys = [f"{kind}_{name}" for kind in ("fil", "fia") for name in scores]
-  keys += ["num_examples", "times_selected"]
-  cells = [[_compact(value) for value in columns[key]] for key in keys]
-  labels = map(text.escaped, contents.ids)
-  sizes = np.abs(found.fil)
-  sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
-  typical = float(np.median(sizes)) if len(sizes) else 1.0
-  return {
-    "scores": scores,
-    "keys": ["client_id", *keys],
-    "rows": [list(row) for row in zip(labels, *cells, strict=True)],
-    "sort": f"-fil_{found.ranked_by}" if found.ranked_by else "client_id",
-    # Two digits of a typical client.
-    "decimals": min(12, max(2, 1 - math.floor(math.log10(typical)))),
-  }
-
-
 def _upload(measured):
+  if measured["upload_models"] is None:
+    return numbers.MISSING
   if not measured["upload_models"]:
     return "nothing"
   models = numbers.digits(measured["upload_models"], 3)
   each_way = " each way" if measured["interactive"] else ""
   size = numbers.amount(measured["upload_bytes_per_participant"], "B")
   return f"{models} models{each_way}<small>{size}</small>"
-
-
-def _compact(value):
-  """Returns a number of six digits for JSON, None where there is none."""
-  if not np.isfinite(value):
-    return None
-  value = float(f"{value:.6g}")
-  return int(value) if value.is_integer() else value

@@ -8,18 +8,17 @@ import numpy as np
 from fedinf_jax import text
 from fedinf_jax.report import drawing
 from fedinf_jax.report import numbers
+from fedinf_jax.report import verdict
 
 MAX_LAYERS, MAX_CLIENTS = 8, 6
 
 
 def layers(contents):
   """Draws Fig. 1: error and norm of one client's FIP, layer by layer."""
-  tracked = _moved(contents)
-  if not tracked:
+  if not _moved(contents):
     return None
-  client = next(iter(_replayed(tracked) or tracked))
-  traces = tracked[client]
-  shown = _largest_layers(traces)
+  client, traces = of_layers(contents)
+  shown = list(traces)
   kinds = {"norm": "norm ‖ε‖"}
   if _replayed({client: traces}):
     kinds = {"error": "error ‖ε − ε*‖", **kinds}
@@ -47,6 +46,23 @@ def layers(contents):
     figure, contents, f"Client {text.escaped(client)}", truth=label
   )
   return figure
+
+
+def of_layers(contents):
+  """Returns the client of Fig. 1, and layer → estimator → its trace."""
+  tracked = _moved(contents)
+  client = next(iter(_replayed(tracked) or tracked))
+  traces = tracked[client]
+  return client, {layer: traces[layer] for layer in _largest_layers(traces)}
+
+
+def at_the_end(contents):
+  """Yields (client, size, {estimator: distance}) of Fig. 2's last round."""
+  tracked = _replayed(_moved(contents))
+  for client in list(tracked)[:MAX_CLIENTS]:
+    last = lambda name, kind, c=client: _whole(tracked[c], name, kind)[1][-1]
+    fars = {name: last(name, "error") for name in contents.with_eps}
+    yield client, last("exact", "norm"), fars
 
 
 def distance(contents):
@@ -92,11 +108,17 @@ def _whole(traces, name, kind):
 
 
 def _moved(contents):
-  """Returns the tracked clients that were drawn: the others have no FIP."""
+  """Returns the tracked clients that were drawn: the others have no FIP.
+
+  Those that matter most come first.
+  """
+  fil = np.nan_to_num(verdict.verdict(contents).fil)
+  weight = dict(zip(contents.ids, np.abs(fil).tolist(), strict=True))
+  order = sorted(contents.tracked, key=lambda i: -weight.get(i, 0))
   return {
-    client: traces
-    for client, traces in contents.tracked.items()
-    if any(_size(layer) for layer in traces.values())
+    client: contents.tracked[client]
+    for client in order
+    if any(_size(layer) for layer in contents.tracked[client].values())
   }
 
 

@@ -40,6 +40,7 @@ def _wrongs(found):
     yield records.METRICS, _lacks(line["estimators"], names)
   yield from _repeats(found, names, rounds)
   yield records.INFLUENCE, _influence(found, names)
+  yield from _clients(found)
   for line in history:
     yield records.HISTORY, _history(line, history[0], names, summary["clients"])
   tracked = [n for n in names if summary["estimators"][n]["layers"]]
@@ -72,6 +73,28 @@ def _influence(found, names):
   if len(ids) != clients:
     return f"has {len(ids)} of {clients} clients"
   return _lacks(columns, records.influence_titles(["exact", *names])[1:])
+
+
+def _clients(found):
+  """Yields what is wrong with clients.json, which need not be there."""
+  portraits = found.get(records.CLIENTS)
+  if portraits is None:
+    return
+  clients = found[records.SUMMARY]["clients"]
+  num_layers = len(portraits["layers"])
+  columns = [portraits["drawn"], portraits["labels"]]
+  for eps in portraits["eps"].values():
+    columns += eps.values()
+    if any(len(row) != num_layers for row in eps["norm"]):
+      yield records.CLIENTS, f"has not {num_layers} layers everywhere"
+    places = [k for row in eps["nearest"] for k in row]
+    if any(not 0 <= k < clients for k in places):
+      yield records.CLIENTS, "names a client that is not there"
+    pairs = zip(eps["nearest"], eps["cosine"], strict=False)
+    if any(len(near) != len(cosine) for near, cosine in pairs):
+      yield records.CLIENTS, "lacks a cosine"
+  if any(c is not None and len(c) != clients for c in columns):
+    yield records.CLIENTS, f"has not {clients} clients"
 
 
 def _repeats(found, names, rounds):

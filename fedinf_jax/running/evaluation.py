@@ -62,46 +62,64 @@ def evaluator(
     return loss_and_accuracy(model.apply(params, x), y)
 
   def evaluate(state) -> Evaluation:
-    run = simulation.Run.of(model, state)
-    exact = run.spread_exact
+    run = simulation.Run.of(model, state, copy=False)
     x, y = devices.put(
       devices.mesh_of(state), (task.x, task.y), devices.REPLICATED
     )
-    names = [*(["exact"] if exact is not None else []), *run.spread_eps]
-    change, norm, error = {}, {}, {}
-    for name in names:
-      change[name] = _influence(run, loss_and_accuracy, x, y, name)
-      norm[name] = _norms(run, name, rows)
-      if name != "exact" and exact is not None:
-        error[name] = _norms(run, name, rows, minus=exact)
+    change = {
+      name: run.everyone(run.influence(loss_and_accuracy, x, y, of=name), name)
+      for name in run.names
+    }
     for name in task.passes:
       known = passed.get((name, int(state.round)))
       unknown = np.full((run.num_removals, 2), np.nan)
       change[name] = np.stack([known.fil, known.fia], 1) if known else unknown
     loss, accuracy = np.asarray(present(run.params, x, y), float)
-    return Evaluation(
+    return measured(
+      run,
+      rows,
+      change,
       loss=float(loss),
       accuracy=float(accuracy),
-      fil={name: a[:, 0] for name, a in change.items()},
-      fia={name: a[:, 1] for name, a in change.items()},
-      norm=norm,
-      error=error,
-      health=run.health,
-      layers=tree.names(run.params),
       repeats=tuple(r.fil for r in repeats if r.round == int(state.round)),
     )
 
   return evaluate
 
 
-def _influence(run, metric, x, y, name):
-  """Returns the influence of every removal, [R, 2]; NaN if not replayed."""
-  found = np.asarray(run.influence(metric, x, y, of=name), float)
-  if name != "exact":
-    return found
-  everyone = np.full((run.num_removals, 2), np.nan)
-  everyone[run.exact_rows] = found
-  return everyone
+def measured(
+  run: simulation.Run,
+  rows: np.ndarray,
+  change: dict[str, np.ndarray],
+  *,
+  loss: float,
+  accuracy: float,
+  repeats: tuple[np.ndarray, ...] = (),
+) -> Evaluation:
+  """Returns the numbers of a round.
+
+  Args:
+    run: after it.
+    rows: int [E], the removals whose ε is examined.
+    change: FIL and FIA by name, [R, 2].
+    loss: of the model itself.
+    accuracy: of the model itself.
+    repeats: see `Evaluation`.
+  """
+  exact, error = run.spread_exact, {}
+  if exact is not None:
+    error = {n: _norms(run, n, rows, minus=exact) for n in run.spread_eps}
+  return Evaluation(
+    loss=loss,
+    accuracy=accuracy,
+    fil={name: a[:, 0] for name, a in change.items()},
+    fia={name: a[:, 1] for name, a in change.items()},
+    norm={name: _norms(run, name, rows) for name in run.names},
+    error=error,
+    health=run.health,
+    layers=tree.names(run.params),
+    repeats=repeats,
+  )
 
 
 def _norms(run, name, rows, minus=None):
@@ -138,14 +156,7 @@ def agreement(evaluation: Evaluation, name: str) -> records.Agreement:
   if name in evaluation.health:
     at = np.asarray(evaluation.health[name].truncated_at)
     truncated = float((at > 0).mean())
-  found = records.Agreement(
-    fil_pearson=None,
-    fil_spearman=None,
-    fia_pearson=None,
-    fip_error=None,
-    fip_relative_error=None,
-    truncated_fraction=truncated,
-  )
+  found = records.UNKNOWN._replace(truncated_fraction=truncated)
   if "exact" not in evaluation.fil:
     return found
   fil, fia = evaluation.fil, evaluation.fia

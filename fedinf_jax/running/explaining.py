@@ -31,7 +31,7 @@ def explain(task: tasks.Task, folder: pathlib.Path, state) -> str:
   Returns:
     A line that names the clients that matter most.
   """
-  run = simulation.Run.of(task.model, state, task.train)
+  run = simulation.Run.of(task.model, state, task.train, copy=False)
   rows = slice(task.explain, task.explain + 1)
   x, y = task.x[rows], task.y[rows]
   outputs = task.model.apply(jax.tree.map(np.asarray, state.params), x)

@@ -26,9 +26,9 @@ def write(path: pathlib.Path, content: str | bytes):
     os.replace(temporary, path)
 
 
-def write_json(path: pathlib.Path, content):
+def write_json(path: pathlib.Path, content, *, indent: int | None = 2):
   """Writes JSON that any parser reads: no NaN in it."""
-  write(path, _dumped(content, indent=2) + "\n")
+  write(path, _dumped(content, indent=indent) + "\n")
 
 
 def read_json(path: pathlib.Path):

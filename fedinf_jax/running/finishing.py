@@ -1,9 +1,8 @@
-"""The last files of a run: influence.csv and summary.json."""
+"""The last files of a run: influence.csv, clients.json and summary.json."""
 
 import dataclasses
 import pathlib
 
-import jax
 import numpy as np
 
 from fedinf_jax import memory
@@ -14,31 +13,40 @@ from fedinf_jax.running import parsing
 from fedinf_jax.running import passes
 from fedinf_jax.running import processes
 from fedinf_jax.running import records
+from fedinf_jax.running import summaries
 from fedinf_jax.running import task as tasks
 from fedinf_jax.running import workdir
 from fedinf_jax.simulation import history as histories
+from fedinf_jax.simulation import made
 from fedinf_jax.simulation import measuring
+from fedinf_jax.simulation import portraits as portraits_
 from fedinf_jax.simulation import table as tables
 
 
 def finish(task: tasks.Task, folder: pathlib.Path, trained: loop.Trained):
-  """Writes influence.csv and summary.json.
+  """Writes influence.csv, clients.json and summary.json.
 
   Called by all processes, of which the first one writes.
   """
-  table = _table(task, folder, trained)
+  run = simulation.Run.of(
+    task.model,
+    trained.state,
+    task.train,
+    cohorts=tasks.cohorts(task),
+    copy=False,
+  )
+  table = _table(task, folder, trained, run)
+  portraits = portraits_.portraits(run)
   trust = tasks.trust(task) if tasks.is_checked(task) else {}
   if processes.is_first():
     records.write_influence(folder, table)
+    records.write_clients(folder, portraits)
     summary = _summary(task, folder, trained, table, trust)
     records.write_summary(folder, summary)
 
 
-def _table(task, folder, trained):
+def _table(task, folder, trained, run):
   """Returns the table of a run: "exact" first, then estimators, then passes."""
-  run = simulation.Run.of(
-    task.model, trained.state, task.train, cohorts=tasks.cohorts(task)
-  )
   if processes.is_first():
     run = dataclasses.replace(run, history=history(folder))
   names = ["exact", *evaluations.names(trained.evaluation)]
@@ -79,48 +87,43 @@ def history(folder: pathlib.Path) -> histories.History:
 
 
 def _summary(task, folder, trained, table, trust):
-  found, train = trained.evaluation, task.train
-  leaves = jax.tree.leaves(trained.state.params)
-  last_quarter = _last_quarter(folder, task.fed.rounds)
-  return records.Summary(
-    name=task.name,
-    source=task.source,
-    stand_in=task.stand_in,
-    clients=train.num_clients,
+  found = trained.evaluation
+  metrics = parsing.parsed(folder / records.METRICS)
+  last_quarter = summaries.last_quarter(metrics, task.fed.rounds)
+  return summaries.summary(
+    tasks.about(task),
+    table,
+    trained.state.params,
     rounds=task.fed.rounds,
-    num_params=sum(a.size for a in leaves),
-    train_examples=len(train.x),
+    train_examples=len(task.train.x),
     test_examples=len(task.x),
     seed=task.seed,
     loss=found.loss,
     accuracy=found.accuracy,
-    layer_names=list(found.layers),
     estimators={
       name: _estimator(task, name, trained, last_quarter[name])._replace(
         trust=trust.get(name)
       )
       for name in task.descriptions
     },
-    effects={name: table.counts(name) for name in table.names},
-    data_digest=tasks.digest(task),
-    versions=workdir.versions(),
     git_revision=workdir.git_revision(),
-    reliability=_repeated(task, folder, found),
+    reliability=_repeated(task, metrics, found),
   )
 
 
-def _repeated(task, folder, found):
+def _repeated(task, metrics, found):
   """Returns how reproducible the truth is; None where nothing was repeated."""
   last = evaluations.repeated(found)
   if last is None:
     return None
-  late = [line["reliability"] for line in _late(folder, task.fed.rounds)]
+  late = summaries.late(metrics, task.fed.rounds)
+  late = [line["reliability"] for line in late]
   fields = ("pearson", "spearman", "ceiling", "ceiling_mean")
-  means = {field: _mean(line[field] for line in late) for field in fields}
+  means = {f: summaries.mean(line[f] for line in late) for f in fields}
   estimators = {
     name: records.WithMean(
       *(
-        _mean(line["estimators"][name][field] for line in late)
+        summaries.mean(line["estimators"][name][field] for line in late)
         for field in records.WithMean._fields
       )
     )
@@ -135,19 +138,17 @@ def _estimator(task, name, trained, last_quarter):
   if name in task.passes:
     return _pass(task, name, trained, last_quarter)
   estimator = task.estimators[name]
-  upload = simulation.upload_bytes(task.model, task.train, task.fed, estimator)
-  health = trained.evaluation.health[name]
-  return records.Estimator(
-    description=task.descriptions[name],
-    upload_bytes_per_participant=upload,
-    upload_models=upload / memory.tree_bytes(trained.state.params),
-    interactive=estimator.curvature.interactive,
-    simulated=False,
-    **evaluations.agreement(trained.evaluation, name)._asdict(),
-    last_quarter=last_quarter,
-    largest_growth=float(np.asarray(health.growth, float).max()),
-    nonfinite_fraction=float((np.asarray(health.nonfinite_at) > 0).mean()),
-    layers=evaluations.trust(health),
+  kind = made.Kind(
+    task.descriptions[name],
+    simulation.upload_bytes(task.model, task.train, task.fed, estimator),
+    estimator.curvature.interactive,
+  )
+  return summaries.estimator(
+    kind,
+    trained.evaluation.health[name],
+    memory.tree_bytes(trained.state.params),
+    evaluations.agreement(trained.evaluation, name),
+    last_quarter,
   )
 
 
@@ -167,27 +168,3 @@ def _pass(task, name, trained, last_quarter):
     ),
     layers={},
   )
-
-
-def _last_quarter(folder, rounds):
-  """Means over the evaluated rounds of the last quarter, per estimator."""
-  late = [line["estimators"] for line in _late(folder, rounds)]
-  return {
-    name: {
-      field: _mean(line[name][field] for line in late)
-      for field in records.LAST_QUARTER
-    }
-    for name in late[0]
-  }
-
-
-def _late(folder, rounds):
-  """Returns the lines of metrics.jsonl about the last quarter."""
-  lines = parsing.parsed(folder / records.METRICS)
-  return [line for line in lines if line["round"] > 0.75 * rounds]
-
-
-def _mean(values):
-  """Returns the mean of what is known; None if nothing is."""
-  known = [value for value in values if value is not None]
-  return float(np.mean(known)) if known else None

@@ -9,6 +9,7 @@ import numpy as np
 from fedinf_jax import text
 from fedinf_jax.running import records
 from fedinf_jax.running import schema
+from fedinf_jax.simulation import portraits
 from fedinf_jax.simulation import table as tables
 
 
@@ -122,6 +123,7 @@ PARSERS = {
     schema.load(line, records.Metrics) for line in file
   ],
   records.INFLUENCE: _influence,
+  records.CLIENTS: lambda file: schema.load(file.read(), portraits.Portraits),
   records.HISTORY: lambda file: [
     schema.load(line, records.History) for line in file
   ],

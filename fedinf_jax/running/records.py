@@ -12,6 +12,7 @@ import numpy as np
 
 from fedinf_jax import text
 from fedinf_jax.running import files
+from fedinf_jax.simulation import portraits as portraits_
 from fedinf_jax.simulation import table as tables
 from fedinf_jax.valuation import trust as trusts
 
@@ -20,6 +21,7 @@ METRICS = "metrics.jsonl"
 HISTORY = "history.jsonl"
 LAYERS = "layers.csv"
 INFLUENCE = "influence.csv"
+CLIENTS = "clients.json"
 SUMMARY = "summary.json"
 TIMING = "timing.jsonl"
 CLEANSE = "cleanse.json"
@@ -33,8 +35,8 @@ REPORT = "report.html"
 LOCK = ".lock"  # there while a process owns the workdir, see `lock`
 LOGS = (METRICS, HISTORY, LAYERS)  # cut back when a run is resumed
 FILES = (
-  *LOGS, CONFIG, SCREENING, REPEATS, INFLUENCE, SUMMARY, TIMING, CLEANSE,
-  DEBUG, REPORT,
+  *LOGS, CONFIG, SCREENING, REPEATS, INFLUENCE, CLIENTS, SUMMARY, TIMING,
+  CLEANSE, DEBUG, REPORT,
 )  # fmt: skip
 
 
@@ -56,6 +58,9 @@ class Agreement(NamedTuple):
   fip_error: float | None  # mean ‖ε − ε*‖
   fip_relative_error: float | None  # divided by mean ‖ε*‖
   truncated_fraction: float | None  # of all clients' layers
+
+
+UNKNOWN = Agreement(*[None] * len(Agreement._fields))
 
 
 class WithMean(NamedTuple):
@@ -188,8 +193,8 @@ class Estimator(NamedTuple):
   """
 
   description: str
-  upload_bytes_per_participant: int
-  upload_models: float
+  upload_bytes_per_participant: int | None  # None: not known
+  upload_models: float | None
   interactive: bool  # participants answer the server instead of uploading
   simulated: bool  # goes back through trainings that a server cannot see
   fil_pearson: float | None
@@ -228,7 +233,7 @@ class Summary(NamedTuple):
   num_params: int
   train_examples: int
   test_examples: int
-  seed: int
+  seed: int | None
   loss: float
   accuracy: float
   layer_names: list[str]
@@ -239,6 +244,11 @@ class Summary(NamedTuple):
   versions: dict[str, str]
   git_revision: str | None
   reliability: Repeated | None = None
+  verdict: list[str] | None = None  # in words, once there is a report
+  # Of groups that are removed together, whose number `clients` is then, the
+  # clients in them; None: each client alone.
+  members: list[list[str]] | None = None
+  notes: list[str] | None = None  # what a reader of the numbers must know
 
 
 class Curve(NamedTuple):
@@ -334,6 +344,11 @@ def influence_titles(names: list[str]) -> list[str]:
 def write_influence(folder: pathlib.Path, table: tables.Table):
   """Writes influence.csv, a row per client."""
   files.write(folder / INFLUENCE, table.to_csv())
+
+
+def write_clients(folder: pathlib.Path, portraits: portraits_.Portraits):
+  """Writes clients.json, in one line."""
+  files.write_json(folder / CLIENTS, portraits, indent=None)
 
 
 def write_summary(folder: pathlib.Path, summary: Summary):

@@ -104,9 +104,11 @@ def lower(task: Task) -> jax.stages.Lowered:
 def _options(task):
   estimators = task.estimators.values()
   serving = any(e.curvature.serve is not None for e in estimators)
+  exact = _replayed(task)
   return {
     "estimators": dict(task.estimators),
-    "exact": _replayed(task),
+    # An array holds rows; integers of a list might be ids.
+    "exact": exact if isinstance(exact, bool) else np.array(exact),
     "seed": task.seed,
     "mesh": task.mesh,
     "server_data": task.server_data if serving else None,

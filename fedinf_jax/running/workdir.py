@@ -20,33 +20,41 @@ from fedinf_jax.running import consistency
 from fedinf_jax.running import files
 from fedinf_jax.running import parsing
 from fedinf_jax.running import records
+from fedinf_jax.simulation import saved
+
+# Files that are no run's, and may be there before it.
+BESIDE = (records.LOCK, saved.FILE)
 
 
-def check(folder: pathlib.Path):
+def check(folder: pathlib.Path, name: str = "--workdir"):
   """Checks that a run can have a folder, which need not exist yet.
+
+  Args:
+    folder: the workdir.
+    name: of the flag or argument, to begin a message with.
 
   Raises:
     ValueError: if it cannot be written to or holds something else.
   """
   there = next(p for p in (folder, *folder.parents) if p.exists())
   if not there.is_dir():
-    raise ValueError(f"--workdir={folder}: {there} is not a folder")
+    raise ValueError(f"{name}={folder}: {there} is not a folder")
   if not os.access(there, os.W_OK | os.X_OK):
-    raise ValueError(f"--workdir={folder} cannot be written to")
+    raise ValueError(f"{name}={folder} cannot be written to")
   if there == folder and not (folder / records.CONFIG).exists():
     others = [
       p
       for p in folder.iterdir()
-      if not p.name.endswith(".tmp") and p.name != records.LOCK
+      if not p.name.endswith(".tmp") and p.name not in BESIDE
     ]
     if others:
       raise ValueError(
-        f"--workdir={folder} is not empty and holds no run ({others[0].name});"
+        f"{name}={folder} is not empty and holds no run ({others[0].name});"
         " choose another"
       )
-  for name in records.FILES:
-    if (folder / name).exists() and not (folder / name).is_file():
-      raise ValueError(f"--workdir={folder}: {name} is not a file")
+  for file in records.FILES:
+    if (folder / file).exists() and not (folder / file).is_file():
+      raise ValueError(f"{name}={folder}: {file} is not a file")
 
 
 def claim(folder: pathlib.Path, about: records.About):
@@ -127,6 +135,7 @@ class Contents(NamedTuple):
   cleanse: dict[str, Any] | None  # of records.Cleanse
   debug: dict[str, Any] | None  # of records.Debug
   files: list[str]  # those that are there
+  clients: dict[str, Any] | None = None  # of portraits.Portraits
 
   @property
   def rounds(self):
@@ -142,6 +151,11 @@ class Contents(NamedTuple):
   def with_eps(self):
     """The estimators that have ε: all but passes backwards."""
     return [n for n in self.names if self.summary["estimators"][n]["layers"]]
+
+  @property
+  def is_recipe(self):
+    """Whether a recipe made the run, which is then to be had again."""
+    return "exact" in self.config["config"]
 
   @property
   def screened_by(self):
@@ -174,6 +188,15 @@ def read(folder: pathlib.Path) -> Contents:
     if (folder / name).is_file()
   }
   consistency.check(folder, found)
+  return contents(found)
+
+
+def contents(found: dict[str, Any]) -> Contents:
+  """Returns what is known about a run.
+
+  Args:
+    found: name of a file → what it holds, as `parsing` returns it.
+  """
   summary, history = found[records.SUMMARY], found[records.HISTORY]
   ids, columns = found[records.INFLUENCE]
   return Contents(
@@ -197,6 +220,7 @@ def read(folder: pathlib.Path) -> Contents:
     cleanse=found.get(records.CLEANSE),
     debug=found.get(records.DEBUG),
     files=list(found),
+    clients=found.get(records.CLIENTS),
   )
 
 

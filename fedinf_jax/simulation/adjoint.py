@@ -84,8 +84,8 @@ def adjoint(
     server_data: examples of the server's own, for such a curvature.
     window: rounds to go back through; what clients did before is not counted.
       None: all.
-    progress: True: a line on the error output now and then; or a function of
-      (rounds done, all rounds). Rounds back count like those of the training.
+    progress: as of `simulate`, which takes True or a function of (rounds done,
+      all rounds). Rounds back count like those of the training.
 
   Raises:
     ValueError: naming the argument, client or round at fault.
@@ -97,7 +97,7 @@ def adjoint(
     >>> found.on(fi.metrics.accuracy, *test).shape
     (5,)
   """
-  tell = meter.reader(progress)
+  shown = meter.reader(progress)
   go = adjoint_pass(
     model, data, fed, x, y, metric=metric, directions=directions,
     own_part=own_part, cohorts=cohorts, params=params, seed=seed,
@@ -106,20 +106,20 @@ def adjoint(
   )  # fmt: skip
   back = min(window or fed.rounds, fed.rounds)
   every = turning.snapshot_distance(snapshot_every, fed.rounds)
-  there, home = _stops(fed.rounds, back, every if tell else fed.rounds)
+  there, home = _stops(fed.rounds, back, every, shown)
 
   def walk(step, state, stops):
     for done, stop in itertools.pairwise(stops):
       state = step(state, stop - done)
-      if tell:
-        checks.call("progress", tell, stop, fed.rounds + back)
+      checks.call("progress", shown.tell, stop, fed.rounds + back)
     return state
 
-  state = walk(go.train, go.init(), there)
-  return go.read(walk(go.back, go.turn(state), home))
+  with meter.line(shown, fed.rounds + back):
+    state = walk(go.train, go.init(), there)
+    return go.read(walk(go.back, go.turn(state), home))
 
 
-def _stops(rounds, back, every):
+def _stops(rounds, back, every, shown):
   """Returns after which rounds of the way progress is told.
 
   Only at snapshots: going back from elsewhere would train a block twice.
@@ -128,15 +128,16 @@ def _stops(rounds, back, every):
     rounds: of the training.
     back: rounds to go back through.
     every: rounds between snapshots.
+    shown: whom to tell, and how often.
 
   Returns:
     0 … `rounds`, and `rounds` … `rounds` + `back`.
   """
   snapshots = range(0, rounds, every)
-  shown = {snapshots[i - 1] for i in meter.stops(len(snapshots))}
-  left = {i for i in shown if i > rounds - back}
+  told = {snapshots[i - 1] for i in shown.stops(len(snapshots))}
+  left = {i for i in told if i > rounds - back}
   return (
-    sorted({0, *shown, rounds}),
+    sorted({0, *told, rounds}),
     sorted({rounds, *(2 * rounds - i for i in left), rounds + back}),
   )
 

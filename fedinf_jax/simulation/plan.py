@@ -15,12 +15,14 @@ from fedinf_jax import influence
 from fedinf_jax import memory
 from fedinf_jax import removals
 from fedinf_jax import rng
+from fedinf_jax import selection
 from fedinf_jax import types
 from fedinf_jax.curvature import wall
 from fedinf_jax.data import federated
 from fedinf_jax.data import on_device
 from fedinf_jax.linalg import low_rank
 from fedinf_jax.simulation import devices
+from fedinf_jax.simulation import made as mades
 from fedinf_jax.simulation import round as rounds
 from fedinf_jax.simulation import schedule as schedules
 from fedinf_jax.simulation import stages
@@ -57,6 +59,9 @@ class Plan(NamedTuple):
   num_clients: int  # K
   num_removals: int  # R
   replayed: np.ndarray | None  # int [E], padded
+  cohorts: np.ndarray  # int32 [T, B], K for nobody
+  mask: np.ndarray | None  # bool [R, K]; None: leave-one-out
+  made: mades.Made
 
 
 def request(
@@ -85,7 +90,7 @@ def request(
   seed = checks.seed(seed)
   estimators = check_estimators(estimators)
   shapes = agreement.training(model, data, fed)
-  mask = removals.check(removals_, data.num_clients)
+  mask = selection.removals(removals_, data)
   num_removals = data.num_clients if mask is None else len(mask)
   asking = estimators if served is None else {"curvature": served}
   server = _held(server_data, data, asking, model, shapes)
@@ -102,7 +107,9 @@ def request(
     cohorts=checks.cohorts(cohorts, data, fed, seed, ragged=ragged),
     mask=mask,
     num_removals=num_removals,
-    replayed=removals.check_exact(exact, num_removals),
+    replayed=selection.replayed(
+      exact, num_removals, seed, data.ids if mask is None else None
+    ),
     params=checks.params(params, model, seed, data),
     seed=seed,
     server=server,
@@ -205,7 +212,38 @@ def make(
     num_clients=data.num_clients,
     num_removals=asked.num_removals,
     replayed=asked.padded(asked.replayed) if len(asked.replayed) else None,
+    cohorts=asked.cohorts,
+    mask=asked.mask,
+    made=_made(asked, reports),
   )
+
+
+def _made(asked, reports):
+  """Returns how the run is made."""
+  model = memory.tree_bytes(asked.params)
+  uploads = {
+    name: upload_bytes(e, reports, asked.num_removals * model)
+    for name, e in asked.estimators.items()
+  }
+  return mades.made(asked.setup.fed, asked.seed, asked.estimators, uploads)
+
+
+def upload_bytes(
+  estimator: influence.Estimator, reports: dict, answer: int
+) -> int:
+  """Returns what a participant uploads for an estimator, beside its model.
+
+  Args:
+    estimator: whose.
+    reports: shapes of one participant's reports, by key.
+    answer: bytes of an interactive participant's answer.
+  """
+  curvature = estimator.curvature
+  if curvature.serve is not None:
+    return 0
+  if curvature.interactive:
+    return answer
+  return memory.tree_bytes(reports.get(curvature.key))
 
 
 def report_shapes(

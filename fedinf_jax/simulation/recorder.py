@@ -1,6 +1,7 @@
 """What is kept of the rounds of a run that are evaluated."""
 
 from collections.abc import Callable
+import functools
 from typing import Any
 from typing import NamedTuple
 
@@ -75,24 +76,32 @@ def recorder(
 
 
 def _reader(model, x, y):
-  @jax.jit
-  def present(params):
-    outputs = model.apply(params, x)
-    hits = jnp.nan
-    if jnp.issubdtype(y.dtype, jnp.integer) and y.shape == outputs.shape[:-1]:
-      hits = metrics.accuracy(outputs, y)
-    return model.loss(outputs, y).mean(), hits
-
   def read(state):
-    run = runs.Run.of(model, state)
+    run = runs.Run.of(model, state, copy=False)
     fil = {
       name: run.everyone(run.influence(metrics.loss, x, y, of=name), name)
       for name in run.names
     }
-    loss, accuracy = present(run.params)
-    return Line(fil, float(loss), float(accuracy))
+    return Line(fil, *performance(model, run.params, x, y))
 
   return read
+
+
+def performance(
+  model: types.Model, params: types.Params, x: Any, y: Any
+) -> tuple[float, float]:
+  """Returns the mean loss and the accuracy, NaN where there are no labels."""
+  loss, hits = _performance(params, x, y, model=model)
+  return float(loss), float(hits)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _performance(params, x, y, *, model):
+  outputs = model.apply(params, x)
+  hits = jnp.nan
+  if jnp.issubdtype(y.dtype, jnp.integer) and y.shape == outputs.shape[:-1]:
+    hits = metrics.accuracy(outputs, y)
+  return model.loss(outputs, y).mean(), hits
 
 
 def joined(rounds: list[int], lines: list[Line]) -> histories.History:

@@ -15,13 +15,17 @@ from fedinf_jax import agreement
 from fedinf_jax import checks
 from fedinf_jax import influence
 from fedinf_jax import metrics
-from fedinf_jax import removals as removals_
+from fedinf_jax import selection
 from fedinf_jax import tree
 from fedinf_jax import types
 from fedinf_jax.data import federated
+from fedinf_jax.simulation import describing
 from fedinf_jax.simulation import devices
 from fedinf_jax.simulation import history as histories
+from fedinf_jax.simulation import made as mades
 from fedinf_jax.simulation import measuring
+from fedinf_jax.simulation import portraits
+from fedinf_jax.simulation import saved
 from fedinf_jax.simulation import scores
 from fedinf_jax.simulation import table as tables
 from fedinf_jax.valuation import reliability
@@ -69,7 +73,7 @@ def check_state(state: Any, expected: Any = None, kind: type = State):
     )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Run:
   """What a run leaves behind.
 
@@ -85,9 +89,12 @@ class Run:
     example: what the training data look like; None: not known.
     ids: of the clients; None: not known.
     num_examples: int [K], of the clients; None: not known.
+    labels: int [K, C], how many of each class they have; None: not known.
     cohorts: int [T, B], who took part, K for nobody; None: not known.
     removed: bool [R, K], who is taken out; None: one client after another.
     history: FIL of the evaluated rounds; or None.
+    rounds: how many are done; None: not known.
+    made: how the run was made; None: not known.
   """
 
   params: types.Params
@@ -100,9 +107,12 @@ class Run:
   example: agreement.Example | None = None
   ids: tuple[Any, ...] | None = None
   num_examples: np.ndarray | None = None
+  labels: np.ndarray | None = None
   cohorts: np.ndarray | None = None
   removed: np.ndarray | None = None
   history: histories.History | None = None
+  rounds: int | None = None
+  made: mades.Made | None = None
 
   @classmethod
   def of(
@@ -113,8 +123,13 @@ class Run:
     *,
     removals: Any = None,
     cohorts: Any = None,
+    copy: bool = True,
   ) -> "Run":
     """Reads a run off its state, after any round.
+
+    The next `step` uses its state up, so the run has a copy of what it needs:
+    the model and, of each estimator, R models more than the state holds. With
+    `copy=False` it has none, and ends with the state.
 
     Args:
       model: what is trained.
@@ -123,12 +138,17 @@ class Run:
         look like theirs.
       removals: those of the simulator, for `table`.
       cohorts: int [T, B] of the rounds so far, for `table`; None: not known.
+      copy: whether the run outlives its state.
     """
     agreement.require_model(model)
     check_state(state)
+    if checks.boolean("copy", copy):
+      # The replayed models become differences below, which are a copy.
+      kept = jax.tree.map(jnp.copy, (state.params, state.estimators))
+      state = state._replace(params=kept[0], estimators=kept[1])
     example = data and agreement.example_of(federated.check(data))
     num_removals = int(state.num_removals)
-    removed = removals_.check(removals, data.num_clients) if data else None
+    removed = selection.removals(removals, data)
     replayed, exact = None, None
     if state.replayed is not None:
       replayed = np.asarray(devices.replicate(state.replayed))
@@ -149,9 +169,46 @@ class Run:
       example=example,
       ids=data and data.ids,
       num_examples=data and data.num_examples,
+      labels=data and portraits.labels(data),
       cohorts=None if cohorts is None else np.asarray(cohorts),
       removed=removed,
+      rounds=int(state.round),
     )
+
+  @classmethod
+  def load(cls, folder: Any, model: types.Model) -> "Run":
+    """Reads a run that `save` wrote.
+
+    What it says is what the run that was saved said, to the bit (on one
+    device, if it lay on several).
+
+    Args:
+      folder: of the run.
+      model: which was trained.
+
+    Raises:
+      ValueError: if there is no run, or one of another model.
+    """
+    return cls(model=model, **saved.read(folder, model))
+
+  def save(self, folder: Any):
+    """Writes the run to a folder, as one file (run.npz), whole or not at all.
+
+    Without the model's functions: `load` is given these. No pickle.
+
+    Args:
+      folder: new, empty, or of a run that is replaced; a report may share it.
+
+    Raises:
+      ValueError: if it holds something else, or cannot be written to.
+    """
+    saved.write(folder, self)
+
+  def __repr__(self) -> str:
+    return "\n".join(describing.lines(self))
+
+  def _repr_html_(self) -> str:
+    return describing.html_table(self)
 
   @property
   def names(self) -> list[str]:

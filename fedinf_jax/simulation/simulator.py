@@ -41,7 +41,7 @@ def simulator(
   fed: fedavg.FedAvg,
   *,
   estimators: dict[str, influence.Estimator] | None = None,
-  exact: bool | Sequence[int] = False,
+  exact: bool | int | Sequence[Any] = False,
   removals: Any = None,
   cohorts: Any = None,
   params: types.Params | None = None,
@@ -59,9 +59,13 @@ def simulator(
     fed: how.
     estimators: name -> `estimator(curvature, guard)`. They share the training
       and, where they can, the uploads.
-    exact: True: replay every removal; False: none; or a list of rows.
-    removals: bool [R, K], one row per set of clients taken out together; None:
-      leave-one-out, R = K.
+    exact: True: replay every removal; False: none; a number of them, drawn
+      from the seed; a list of rows of removals; or a list of clients' ids. Text
+      is an id and an integer a row. Where clients have integers for ids, a
+      Python list of integers may be either, and is refused if it could be both:
+      then give ids as text, or rows as a NumPy array.
+    removals: bool [R, K], one row per set of clients taken out together; or
+      their ids, [["a", "b"], ["c"]]; None: leave-one-out, R = K.
     cohorts: int [T, B] positions of clients; None: drawn from the seed. A list
       of T lists may have shorter ones, where not everybody replied.
     params: w_0; None: drawn from the seed.
@@ -88,7 +92,13 @@ def simulator(
     cohorts=cohorts, params=params, seed=seed, server_data=server_data,
     replay_chunk=replay_chunk, upload_chunk=upload_chunk, mesh=mesh,
   )  # fmt: skip
+  return _simulator(plan, data)
+
+
+def _simulator(plan, data):
+  """Returns (init, step) of a plan."""
   _require_memory(plan)
+  total = plan.choices.setup.fed.rounds
   expected = jax.eval_shape(lambda params: start(plan, params), plan.params)
   advance = rounds.loop(plan.choices)
 
@@ -96,10 +106,10 @@ def simulator(
     runs.check_state(state, expected)
     traced = isinstance(state.round, jax.core.Tracer)
     if not traced:
-      left = fed.rounds - int(state.round)
+      left = total - int(state.round)
       if not 0 < _whole(rounds) <= left:
         raise ValueError(
-          f"rounds is {rounds}; {left} of {fed.rounds} rounds are left"
+          f"rounds is {rounds}; {left} of {total} rounds are left"
         )
     state = advance(state, rounds, plan.inputs)
     if not traced:
@@ -130,32 +140,34 @@ def simulate(
     evaluate: (x, y), or a FederatedData: `history` of the run then holds FIL
       on these at every evaluated round.
     evaluate_every: rounds between two evaluations; None: 5.
-    progress: True: a line on the error output now and then; or a function of
-      (rounds done, all rounds).
+    progress: True: a live line on a terminal, and some plain lines elsewhere,
+      on the error output; or a function of (rounds done, all rounds).
     **options: see `simulator`.
   """
-  tell = meter.reader(progress)
+  shown = meter.reader(progress)
   record = recorders.recorder(model, data, fed, evaluate, evaluate_every)
-  init, step = simulator(model, data, fed, **options)
+  plan = _plan(model, data, fed, **options)
+  init, step = _simulator(plan, data)
   state, lines, done = init(), [], 0
   evaluated = record.rounds if record else []
-  told = meter.stops(fed.rounds) if tell else set()
-  for stop in sorted({*evaluated, *told, fed.rounds}):
-    state, done = step(state, stop - done), stop
-    if stop in evaluated:
-      lines.append(record.read(state))
-    if stop in told:
-      checks.call("progress", tell, stop, fed.rounds)
-  cohorts = options.get("cohorts"), data, fed, options.get("seed", 0)
+  told = shown.stops(fed.rounds)
+  with meter.line(shown, fed.rounds):
+    for stop in sorted({*evaluated, *told, fed.rounds}):
+      state, done = step(state, stop - done), stop
+      if stop in evaluated:
+        lines.append(record.read(state))
+      if stop in told:
+        checks.call("progress", shown.tell, stop, fed.rounds)
   run = runs.Run.of(
     model,
     state,
     data,
-    removals=options.get("removals"),
-    cohorts=checks.cohorts(*cohorts, ragged=True),
+    removals=plan.mask,
+    cohorts=plan.cohorts,
+    copy=False,  # Nobody will step this state.
   )
   history = recorders.joined(evaluated, lines) if record else None
-  return dataclasses.replace(run, history=history)
+  return dataclasses.replace(run, history=history, made=plan.made)
 
 
 def lower(
@@ -228,15 +240,14 @@ def upload_bytes(
   plans.check_estimators({"it": estimator})
   if num_removals is not None:
     checks.positive_integer("num_removals", num_removals)
-  if estimator.curvature.serve is not None:
-    return 0
-  if estimator.curvature.interactive:
-    return (num_removals or data.num_clients) * memory.tree_bytes(params)
-  estimators = {"it": estimator}
-  largest = int(data.num_examples.max())
-  setup = federation.setup(model, fed, estimators, params, largest)
-  reports = plans.report_shapes(setup, estimators, params, data)
-  return memory.tree_bytes(reports)
+  estimators, reports = {"it": estimator}, {}
+  curvature = estimator.curvature
+  if curvature.serve is None and not curvature.interactive:
+    largest = int(data.num_examples.max())
+    setup = federation.setup(model, fed, estimators, params, largest)
+    reports = plans.report_shapes(setup, estimators, params, data)
+  answer = (num_removals or data.num_clients) * memory.tree_bytes(params)
+  return plans.upload_bytes(estimator, reports, answer)
 
 
 def _plan(
