@@ -23,9 +23,20 @@ from fedinf_jax.valuation import owners
 
 NOBODY = "nobody"  # owns examples that are no client's
 GLYPHS = "glyph writers (made here, a stand-in for FEMNIST)"
+# Standard deviations of the inputs. With less, noisy clients do no harm: half of
+# one changed the test loss of quickstart from 0.53 to 0.51.
+NOISE = 6.0
+
+
+def _add_noise(data, count, *, seed):
+  """Adds noise that is strong enough to harm."""
+  scale = NOISE * float(data.x.std())
+  return fi.data.corrupt.add_noise(data, count, scale=scale, seed=seed)
+
+
 CORRUPTIONS = {
   "flip_labels": fi.data.corrupt.flip_labels,
-  "add_noise": fi.data.corrupt.add_noise,
+  "add_noise": _add_noise,
   "free_rider": fi.data.corrupt.free_rider,
   "duplicate": fi.data.corrupt.duplicate,
 }

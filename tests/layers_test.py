@@ -93,7 +93,7 @@ WITHIN = {
   ],
   "report": [
     {"numbers"},
-    {"captions", "verdict"},
+    {"captions", "remedies", "verdict"},
     {"drawing", "advice", "embedding"},
     {"of_run", "tracked_figures", "cleanse_figures", "tables", "sentences"},
     {"figures", "alternatives"},

@@ -281,6 +281,7 @@ class Detection(NamedTuple):
   precision_at_k: float
   auroc: float
   values: np.ndarray  # [K]
+  over_time: np.ndarray  # [E] AUROC, NaN where the score is not known
 
 
 class Gain(NamedTuple):
@@ -296,6 +297,9 @@ class Debug(NamedTuple):
   kind: str  # of the bad clients
   bad: list[str]
   clients: int
+  validation_examples: int  # that clients are scored on
+  test_examples: int  # that gains are measured on
+  rounds: list[int]  # [E], the evaluated ones
   scores: dict[str, Detection]
   gain: dict[str, Gain]  # by who was left out; "nobody", "the bad ones" first
 

@@ -28,6 +28,7 @@ from fedinf_jax.valuation import reliability
 from fedinf_jax.valuation import trust as trusts
 
 _NOTHING = types.MappingProxyType({})
+VALIDATION = "validation"  # what a recipe says under measured_on
 
 
 class Backwards(NamedTuple):
@@ -87,6 +88,18 @@ def halves(task: Task) -> Halves:
   order = np.random.default_rng([task.seed, 4]).permutation(len(task.x))
   middle = len(order) // 2
   return Halves(np.sort(order[:middle]), np.sort(order[middle:]))
+
+
+def on_validation(task: Task) -> Task:
+  """Measures influence on the validation half; the test half is not seen."""
+  rows = halves(task).validation
+  owners = None if task.owners is None else owners_.take(task.owners, rows)
+  return task._replace(
+    x=task.x[rows],
+    y=task.y[rows],
+    owners=owners,
+    recipe={**task.recipe, "measured_on": VALIDATION},
+  )
 
 
 def simulator(task: Task) -> simulation.Simulator:
