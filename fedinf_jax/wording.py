@@ -1,4 +1,4 @@
-"""Estimators and scores in plain words: one place for screens, pages and presets."""
+"""Estimators and scores in plain words, for screens, pages and presets."""
 
 # Name of a recipe's estimator → what a reader who knows no symbols is told.
 PLAIN = {

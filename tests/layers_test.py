@@ -96,7 +96,7 @@ WITHIN = {
     {"captions", "remedies", "verdict"},
     {"drawing", "advice", "embedding"},
     {"of_run", "tracked_figures", "cleanse_figures", "tables", "sentences"},
-    {"figures", "alternatives"},
+    {"figures", "alternatives", "sections"},
     {"page"},
   ],
 }

@@ -199,6 +199,8 @@ def describe(task: Task) -> str:
   """Says what is about to run, in words."""
   train, fed = task.train, task.fed
   parts = [f"{len(a):,} {name}" for name, a in halves(task)._asdict().items()]
+  if task.recipe.get("measured_on") == VALIDATION:
+    parts = [f"{len(task.x):,} validation, as many for the test"]
   if task.server_data is not None:
     parts.insert(0, f"{len(task.server_data.x):,} curvature (the server's)")
   return (
