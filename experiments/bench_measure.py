@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import estimators as named
 import fedinf_jax as fi
 from fedinf_jax import checks
 from fedinf_jax import removals as removals_
 from fedinf_jax.curvature import descent
 from fedinf_jax.linalg import low_rank
+from fedinf_jax.recipes import estimators as named
 
 REPEATS = 5
 SECONDS = 4.0  # Fast rounds are timed together, for about this long.

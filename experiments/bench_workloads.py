@@ -13,8 +13,8 @@ import ml_collections
 
 from experiments import bench_backwards
 from experiments import bench_measure
-from experiments import recipes
 import fedinf_jax as fi
+from fedinf_jax import recipes
 
 
 class Workload(NamedTuple):

@@ -18,7 +18,7 @@ from rich import table as rich_table
 
 from experiments import debugging
 from experiments import launch
-from experiments import recipes
+from fedinf_jax import recipes
 from fedinf_jax.running import lock
 from fedinf_jax.running import loop
 from fedinf_jax.running import progress

@@ -12,8 +12,8 @@ from absl import flags
 import jax
 from ml_collections import config_flags
 
-from experiments import estimators
 from fedinf_jax import text
+from fedinf_jax.recipes import estimators
 from fedinf_jax.running import compile_cache
 from fedinf_jax.running import processes
 

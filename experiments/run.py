@@ -19,10 +19,10 @@ from rich import table as rich_table
 
 from experiments import bench_measure
 from experiments import launch
-from experiments import recipes
 from experiments import seeds
 from experiments import showing
 from fedinf_jax import memory
+from fedinf_jax import recipes
 from fedinf_jax import report
 from fedinf_jax.report import numbers
 from fedinf_jax.running import explaining

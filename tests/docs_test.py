@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from experiments import estimators
 import fedinf_jax as fi
+from fedinf_jax.recipes import estimators
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

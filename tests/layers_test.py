@@ -25,6 +25,7 @@ FLOORS = [
   {"simulation"},
   {"server"},
   {"running"},
+  {"recipes"},
   {"report"},
   {"flower"},
 ]
@@ -86,6 +87,11 @@ WITHIN = {
     {"loop", "summaries"},
     {"finishing", "given"},
   ],
+  "recipes": [
+    {"estimators", "keys", "models", "problems", "quickstart"},
+    {"server"},
+    {"building"},
+  ],
   "flower": [
     {"output", "records", "store"},
     {"evaluation", "exchange", "identity"},
@@ -101,7 +107,8 @@ WITHIN = {
   ],
 }
 # The method and the simulation are pure: files, clocks and screens are above.
-PURE = set().union(*FLOORS) - {"running", "report", "flower", "data"}
+WITH_FILES = {"running", "recipes", "report", "flower", "data"}
+PURE = set().union(*FLOORS) - WITH_FILES
 
 
 def imports(path):
