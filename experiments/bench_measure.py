@@ -86,12 +86,6 @@ def equal_clients(num_clients: int) -> fi.FederatedData:
   )
 
 
-def gemm_peak(side: int = 2048) -> float:
-  """Returns the Gflop/s of a large product of float32 matrices."""
-  ones = jnp.ones((side, side), jnp.float32)
-  return 2 * side**3 / least_seconds(jax.jit(jnp.matmul), ones, ones) / 1e9
-
-
 def sigma(federation: Federation, estimator: str, peak: float) -> dict:
   """Times the propagation of every ε alone, on uploads made up at random.
 

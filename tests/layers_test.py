@@ -27,7 +27,8 @@ FLOORS = [
   {"running"},
   {"recipes"},
   {"report"},
-  {"flower"},
+  {"flower", "command"},
+  {"__main__"},
 ]
 WITHIN = {
   "data": [
@@ -92,6 +93,10 @@ WITHIN = {
     {"server"},
     {"building"},
   ],
+  "command": [
+    {"showing", "plans"},
+    {"running"},
+  ],
   "flower": [
     {"output", "records", "store"},
     {"evaluation", "exchange", "identity"},
@@ -107,7 +112,9 @@ WITHIN = {
   ],
 }
 # The method and the simulation are pure: files, clocks and screens are above.
-WITH_FILES = {"running", "recipes", "report", "flower", "data"}
+WITH_FILES = {
+  *("running", "recipes", "report", "flower", "command", "data", "__main__")
+}
 PURE = set().union(*FLOORS) - WITH_FILES
 
 

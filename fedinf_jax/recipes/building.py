@@ -196,7 +196,9 @@ def _problem(config, data_dir, get_problem):
       f"data.kind is {keys.OWN!r}: only the recipe that brings these data, with"
       " its get_problem(config), can make them"
     )
-  return problems.check(get_problem(config))
+  return problems.check(
+    checks.call("get_problem(config) fails", get_problem, config)
+  )
 
 
 def names(config: ml_collections.ConfigDict) -> str:
