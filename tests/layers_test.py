@@ -97,8 +97,9 @@ WITHIN = {
     {"building"},
   ],
   "command": [
-    {"showing", "plans"},
-    {"running"},
+    {"choices", "flags", "plans", "showing"},
+    {"own", "parser", "running"},
+    {"main"},
   ],
   "flower": [
     {"output", "records", "store"},
