@@ -33,7 +33,7 @@ FLOORS = [
 WITHIN = {
   "data": [
     {"files", "packing"},
-    {"archive", "federated", "rows"},
+    {"archive", "federated", "leaf", "npz", "rows"},
     {
       "columns",
       "corrupt",
@@ -44,8 +44,10 @@ WITHIN = {
       "partition",
       "sheets",
     },
-    {"femnist", "labels", "sources"},
-    {"encoding", "femnist_tfds"},
+    {"arrays", "femnist", "labels"},
+    {"femnist_tfds", "images"},
+    {"sources"},
+    {"encoding"},
     {"reading"},
   ],
   "linalg": [{"hessian_products", "lanczos", "low_rank"}, {"spectra"}],
