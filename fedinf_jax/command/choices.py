@@ -17,7 +17,7 @@ BATCH = 64
 EXAMPLES = 512  # by which the learning rate is chosen
 LANCZOS_STEPS = 16
 # An optimiser's learning rate, as a multiple of plain gradient descent's.
-OF_PLAIN = {"sgd": 1.0, "momentum": 0.1}
+OF_PLAIN = {"sgd": 0.5, "momentum": 0.05}
 ADAM = 0.003
 AFFORDABLE = 1e12  # operations of retraining without everybody: a minute or so
 
@@ -61,7 +61,7 @@ def training(values: dict[str, Any], data, batches: int) -> dict[str, Any]:
 def learning_rate(
   model: types.Model, data: federated.FederatedData, optimizer: str, seed: int
 ) -> float:
-  """Returns a rate at which training is stable: 1 / λ, the largest curvature.
+  """Returns a rate at which training is stable: half of 1 / λ.
 
   λ is the Hessian's largest eigenvalue at the start, on some examples.
 
