@@ -22,6 +22,7 @@ FLOORS = [
   {"curvature"},
   {"influence", "backwards"},
   {"federation", "presets", "valuation"},
+  {"choice"},
   {"simulation"},
   {"server"},
   {"running"},
