@@ -68,7 +68,7 @@ def measure(points: list[cost_methods.Sizes], say) -> Measured:
 
 def key(side: str, name: str | None, sizes: cost_methods.Sizes) -> tuple:
   """Identifies a program by all that it depends on, so that points share it."""
-  if name is None:  # The training itself.
+  if name is None or side == "training":
     return side, None, (sizes.D, sizes.m, sizes.n)
   method = cost_methods.METHODS[name]
   seen = method.client_sizes if side == "client" else method.server_sizes
