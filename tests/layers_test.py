@@ -31,17 +31,20 @@ FLOORS = [
 WITHIN = {
   "data": [
     {"files", "packing"},
-    {"archive", "federated"},
+    {"archive", "federated", "rows"},
     {
+      "columns",
       "corrupt",
       "femnist_npz",
       "glyph_writers",
       "leaf_synthetic",
       "on_device",
       "partition",
+      "sheets",
     },
-    {"femnist"},
-    {"femnist_tfds"},
+    {"femnist", "labels", "sources"},
+    {"encoding", "femnist_tfds"},
+    {"reading"},
   ],
   "linalg": [{"hessian_products", "lanczos", "low_rank"}, {"spectra"}],
   "curvature": [
