@@ -68,6 +68,7 @@ def sizes(clients: int, params: int) -> planning.Sizes:
 
 def fewest_devices(size: planning.Sizes) -> planning.Machine | None:
   """Returns the smallest mesh of powers of two that has enough memory."""
+  memory = 1e9 * _MEMORY.value
   for devices in range(_MOST + 1):
     for along in range(min(devices, _MOST_ALONG) + 1):
       machine = planning.Machine(
@@ -75,9 +76,9 @@ def fewest_devices(size: planning.Sizes) -> planning.Machine | None:
         params=2**along,
         flops=1e12 * _TFLOPS.value,
         link=1e9 * _LINK.value,
-        memory=1e9 * _MEMORY.value,
+        memory=memory,
       )
-      if planning.plan(size, machine).memory <= machine.memory:
+      if planning.plan(size, machine).memory <= memory:
         return machine
   return None
 

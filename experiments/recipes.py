@@ -1,5 +1,6 @@
 """Recipes become tasks: data, a model, its training and what is estimated."""
 
+from collections.abc import Callable
 import math
 import os
 import pathlib
@@ -428,8 +429,9 @@ def read_femnist(
       " TFDS folder or an .npz of writers"
     )
   femnist = fi.data.femnist
+  read: Callable[..., fi.FederatedData] = femnist.from_npz
   if path.is_file():
-    read, source = femnist.from_npz, "FEMNIST from an .npz of writers"
+    source = "FEMNIST from an .npz of writers"
   elif any(path.rglob("*.json")) and not any(path.rglob("*array_record*")):
     read, source = femnist.from_leaf, "FEMNIST from LEAF's JSON"
   else:

@@ -65,9 +65,8 @@ def from_flax(
       )
     return variables["params"]
 
-  return types.Model(
-    init, lambda params, x: module.apply({"params": params}, x), loss, sample
-  )
+  apply: Any = lambda params, x: module.apply({"params": params}, x)
+  return types.Model(init, apply, loss, sample)
 
 
 def logreg(
@@ -123,7 +122,7 @@ def cnn(
     4 * (25 * first * (1 + second) + dense * (49 * second + num_classes)),
   )
   module = _CNN(
-    num_classes, tuple(widths), dense, _activation(activation), pool
+    num_classes, (first, second), dense, _activation(activation), pool
   )
   return _classifier(module, (1, 28, 28, 1))
 

@@ -78,7 +78,7 @@ def measure(
   last = _last(run, table, loss, accuracy)
   metrics, history = _rounds(run, last)
   told = _about(run, str(name))
-  late = summaries.last_quarter(files.plain(metrics), run.rounds)
+  late = summaries.last_quarter(files.plain(metrics), metrics[-1].round)
   model_bytes = memory.tree_bytes(run.params)
   return Given(
     about=told,
@@ -91,7 +91,7 @@ def measure(
       table,
       run.params,
       rounds=run.rounds,
-      train_examples=int(np.sum(run.num_examples)),
+      train_examples=int(np.asarray(run.num_examples).sum()),
       test_examples=len(x),
       seed=_seed(run),
       loss=loss,
