@@ -31,7 +31,7 @@ FLOORS = [
 WITHIN = {
   "data": [
     {"files", "packing"},
-    {"archive", "federated", "rows"},
+    {"archive", "federated", "leaf", "npz", "rows"},
     {
       "columns",
       "corrupt",
@@ -42,8 +42,10 @@ WITHIN = {
       "partition",
       "sheets",
     },
-    {"femnist", "labels", "sources"},
-    {"encoding", "femnist_tfds"},
+    {"arrays", "femnist", "labels"},
+    {"femnist_tfds", "images"},
+    {"sources"},
+    {"encoding"},
     {"reading"},
   ],
   "linalg": [{"hessian_products", "lanczos", "low_rank"}, {"spectra"}],

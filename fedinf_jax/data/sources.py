@@ -3,9 +3,17 @@
 import os
 from typing import Any
 
+from fedinf_jax.data import arrays
 from fedinf_jax.data import files
+from fedinf_jax.data import images
+from fedinf_jax.data import leaf
 from fedinf_jax.data import rows as rows_
 from fedinf_jax.data import sheets
+
+_KINDS = (
+  ".csv, .parquet or .npz, or a folder of a CSV per client, of LEAF's JSON or"
+  " of images client/label/*.png"
+)
 
 
 def read(
@@ -23,27 +31,39 @@ def read(
     return sheets.of_frame(path, client, label, known)
   path = files.path("path", path)
   if path.is_dir():
-    return _of_folder(path, client, label)
+    return _of_folder(path, client, label, known)
   suffix = path.suffix.lower()
   if suffix in (*sheets.CSV, *sheets.PARQUET):
     return sheets.read(path, client, label, known)
+  if suffix == ".npz":
+    return arrays.of_npz(path, client, label, known)
   files.require_regular(path)
-  raise ValueError(
-    f"{path}: is neither .csv, .parquet nor .npz, nor a folder of a CSV per"
-    " client, of LEAF's JSON or of images client/label/*.png"
-  )
+  raise ValueError(f"{path}: has another ending; it must be {_KINDS}")
 
 
-def _of_folder(folder, client, label):
-  tables = sorted(
+def _of_folder(folder, client, label, known):
+  try:
+    there = sorted(p for p in folder.iterdir() if p.name[0] != ".")
+  except OSError as error:
+    raise ValueError(f"{folder}: cannot be read ({error.strerror})") from error
+  tables = [
     path
-    for path in folder.iterdir()
+    for path in there
     if path.suffix.lower() in (*sheets.CSV, *sheets.PARQUET)
-  )
+  ]
+  if client is not None and not known:
+    raise ValueError(
+      f"{folder}: the clients of a folder are its files or folders; client="
+      f"{client} is for one file"
+    )
   if tables:
-    if client is not None:
-      raise ValueError(
-        f"{folder}: its files are the clients, so client={client} has no use"
-      )
     return sheets.of_folder(tables, label)
-  raise ValueError(f"{folder}: is empty")
+  if label is not None and not known:
+    raise ValueError(f"{folder}: label={label} is for files with columns")
+  if any(p.suffix == ".json" for p in (*there, *folder.glob("train/*"))):
+    return arrays.of_leaf(leaf.paths(folder, "train"))
+  found = images.paths(folder)
+  if found:
+    return images.of_folder(folder, found)
+  problem = "holds nothing that can be read" if there else "is an empty folder"
+  raise ValueError(f"{folder}: {problem}; it must be {_KINDS}")
