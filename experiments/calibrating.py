@@ -9,9 +9,9 @@ from flax import linen as nn
 import numpy as np
 from scipy import stats
 
-from experiments import estimators as named
 import fedinf_jax as fi
 from fedinf_jax import checks
+from fedinf_jax.recipes import estimators as named
 from fedinf_jax.simulation import signs
 from fedinf_jax.valuation import reliability
 from fedinf_jax.valuation import trust

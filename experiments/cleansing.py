@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from experiments import recipe_keys
-from experiments import recipes
 import fedinf_jax as fi
+from fedinf_jax import recipes
 from fedinf_jax import rng
+from fedinf_jax.recipes import keys
 from fedinf_jax.running import checkpoint
 from fedinf_jax.running import files
 from fedinf_jax.running import passes
@@ -56,7 +56,7 @@ def read_about(folder: pathlib.Path) -> dict[str, Any]:
   content = files.read_json(folder / records.CONFIG)
   try:
     schema.check(content, records.About)
-    recipe_keys.check(ml_collections.ConfigDict(content["config"]))
+    keys.check(ml_collections.ConfigDict(content["config"]))
   except ValueError as error:
     raise ValueError(
       f"{folder / records.CONFIG} is damaged ({error})"

@@ -9,7 +9,7 @@ from typing import Any
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from fedinf_jax import checks
 from fedinf_jax import memory
@@ -230,7 +230,7 @@ def _agreement(run, name, fil, round_):
     return found
   of = lambda kind: reliability.correlation(kind, fil[name], fil["exact"])
   return found._replace(
-    fil_pearson=of(stats.pearsonr), fil_spearman=of(stats.spearmanr)
+    fil_pearson=of(scipy.stats.pearsonr), fil_spearman=of(scipy.stats.spearmanr)
   )
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
+import scipy
 
 from fedinf_jax import agreement
 from fedinf_jax import checks
@@ -309,8 +309,8 @@ class Run:
       every = self.influence(metrics.loss, x, y, of=name)
       fil = np.asarray(every, float)[self.exact_rows]
       found[name] = reliability.Agreement(
-        pearson=reliability.correlation(stats.pearsonr, fil, truth),
-        spearman=reliability.correlation(stats.spearmanr, fil, truth),
+        pearson=reliability.correlation(scipy.stats.pearsonr, fil, truth),
+        spearman=reliability.correlation(scipy.stats.spearmanr, fil, truth),
         fip_relative_error=self._fip_error(name),
       )
     return found

@@ -1,0 +1,80 @@
+"""Examples as a file holds them: before anything is encoded."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+class Rows(NamedTuple):
+  """N examples of several clients, and where each of them stands."""
+
+  name: str  # of the source, to begin a line with
+  x: pa.Table | np.ndarray  # a column for each feature, or [N, ...]
+  y: pa.ChunkedArray  # [N]
+  clients: pa.ChunkedArray | None  # [N] names; None: nobody's
+  label: str  # what the file calls the labels
+  client: str | None  # what the file calls the clients; None: it has no name
+  by: str  # how the clients were told apart, in words
+  where: Callable[[str, int], str]  # names a cell, to begin an error with
+  notes: tuple[str, ...] = ()  # what else one should know
+
+
+def owners(rows: Rows) -> tuple[tuple[str, ...], np.ndarray]:
+  """Returns the K clients' names, as they first appear, and each row's client.
+
+  Args:
+    rows: with clients.
+
+  Returns:
+    names; int32 [N], positions among them.
+  """
+  filled(rows.clients, rows.client, rows.where)
+  found = text(rows.clients).combine_chunks().dictionary_encode()
+  return tuple(found.dictionary.to_pylist()), found.indices.to_numpy()
+
+
+def text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+  """Returns a column as text."""
+  return pa.chunked_array(pc.cast(column, pa.large_string()))
+
+
+def filled(
+  column: pa.ChunkedArray, name: str, where: Callable[[str, int], str]
+):
+  """Refuses empty cells."""
+  if column.null_count:
+    row = first(pc.is_null(column))
+    raise ValueError(
+      f"{where(name, row)} is empty; fill it in, or leave the row out"
+    )
+
+
+def first(found: pa.ChunkedArray) -> int:
+  """Returns the first row where a column of booleans is true."""
+  return pc.index(found, True).as_py()
+
+
+# What reads as a number, with a decimal comma, too.
+_NUMBER = r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?\s*$"
+
+
+def refuse_mixed(
+  column: pa.ChunkedArray, name: str, where: Callable[[str, int], str]
+):
+  """Refuses a column of text that is mostly numbers: one cell spoils it."""
+  numbers = pc.match_substring_regex(column, _NUMBER)
+  if 2 * (pc.sum(numbers).as_py() or 0) < len(column):
+    return
+  # What Arrow reads as a number; a decimal comma is none.
+  plain = pc.and_(numbers, pc.invert(pc.match_substring(column, ",")))
+  if pc.all(plain).as_py():
+    return
+  row = first(pc.invert(plain))
+  cell = column[row].as_py()
+  raise ValueError(
+    f"{where(name, row)} holds {cell!r}; most of the column are numbers, so"
+    " this must be one (decimals with a point), or all of it text"
+  )
