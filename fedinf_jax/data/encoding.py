@@ -55,9 +55,8 @@ def fit(
   found = labels.fit(rows, task, standardised=table)
   names, owner = rows_.owners(rows)
   encoder = Encoder(fitted, found, rows.client, rows.label, names, ())
-  order: np.ndarray | None = np.argsort(owner, kind="stable")
-  if np.array_equal(order, np.arange(len(owner))):
-    order = None
+  dealt = np.argsort(owner, kind="stable")
+  order = None if (dealt == np.arange(len(dealt))).all() else dealt
   x, y = _arrays(encoder, rows, order)
   data = federated.FederatedData(
     x,
