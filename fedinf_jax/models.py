@@ -66,9 +66,8 @@ def from_flax(
       )
     return variables["params"]
 
-  return types.Model(
-    init, lambda params, x: module.apply({"params": params}, x), loss, sample
-  )
+  apply: Any = lambda params, x: module.apply({"params": params}, x)
+  return types.Model(init, apply, loss, sample)
 
 
 def from_nnx(
@@ -164,7 +163,7 @@ def cnn(
     4 * (25 * first * (1 + second) + dense * (49 * second + num_classes)),
   )
   module = networks.CNN(
-    num_classes, tuple(widths), dense, _activation(activation), pool
+    num_classes, (first, second), dense, _activation(activation), pool
   )
   return _classifier(module, (1, 28, 28, 1))
 

@@ -26,8 +26,10 @@ FLOORS = [
   {"simulation"},
   {"server"},
   {"running"},
+  {"recipes"},
   {"report"},
-  {"flower"},
+  {"flower", "command"},
+  {"__main__"},
 ]
 WITHIN = {
   "data": [
@@ -92,6 +94,15 @@ WITHIN = {
     {"loop", "summaries"},
     {"finishing", "given"},
   ],
+  "recipes": [
+    {"estimators", "keys", "models", "problems", "quickstart"},
+    {"server"},
+    {"building"},
+  ],
+  "command": [
+    {"showing", "plans"},
+    {"running"},
+  ],
   "flower": [
     {"output", "records", "store"},
     {"evaluation", "exchange", "identity"},
@@ -107,7 +118,10 @@ WITHIN = {
   ],
 }
 # The method and the simulation are pure: files, clocks and screens are above.
-PURE = set().union(*FLOORS) - {"running", "report", "flower", "data"}
+WITH_FILES = {
+  *("running", "recipes", "report", "flower", "command", "data", "__main__")
+}
+PURE = set().union(*FLOORS) - WITH_FILES
 
 
 def imports(path):
