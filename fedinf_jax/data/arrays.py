@@ -95,13 +95,8 @@ def of_leaf(folder: pathlib.Path, paths: Sequence[pathlib.Path]) -> rows_.Rows:
   flat = np.concatenate(x)
   shape = _SQUARE.get(flat[0].size, flat.shape[1:])
   return rows_.Rows(
-<<<<<<< HEAD
     folder.name,
-    examples(str(folder), x, where),
-=======
-    paths[0].parent.name,
-    examples(str(paths[0].parent), flat.reshape(len(flat), *shape), where),
->>>>>>> 3e0a48a4a98e3f8c585fefe455ef0cc4ff73094a
+    examples(str(folder), flat.reshape(len(flat), *shape), where),
     y,
     pa.chunked_array([pa.array(names)]),
     "y",

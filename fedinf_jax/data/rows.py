@@ -1,11 +1,8 @@
 """Examples as a file holds them: before anything is encoded."""
 
 from collections.abc import Callable
-<<<<<<< HEAD
 import reprlib
-=======
 from typing import Any
->>>>>>> 3e0a48a4a98e3f8c585fefe455ef0cc4ff73094a
 from typing import NamedTuple
 
 import numpy as np
