@@ -156,7 +156,7 @@ def _replay_seconds(removals):
 def least_seconds(function, *args) -> float:
   """Returns the least time of some calls after the first."""
   jax.block_until_ready(function(*args))
-  took = []
+  took: list[float] = []
   while len(took) < 2 * REPEATS and sum(took) < 2 * SECONDS:
     started = time.perf_counter()
     jax.block_until_ready(function(*args))

@@ -1,6 +1,7 @@
 """Training on without some clients: what the model gains or loses."""
 
 from collections.abc import Callable
+import functools
 import pathlib
 from typing import Any
 from typing import NamedTuple
@@ -87,7 +88,7 @@ def scores(state, task, rows, of: str) -> dict[str, np.ndarray]:
   """
   x, y = task.x[rows], task.y[rows]
   run = fi.Run.of(task.model, state, copy=False)
-  influence = lambda *args: run.influence(*args, of=of)
+  influence: Callable = functools.partial(run.influence, of=of)
   if of in task.passes:
     again = passes.prepare(task._replace(x=x, y=y), of)
     rounds = int(state.round)

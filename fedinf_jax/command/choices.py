@@ -5,11 +5,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
+from fedinf_jax import choice
 from fedinf_jax import types
 from fedinf_jax.data import federated
 from fedinf_jax.linalg import lanczos
+from fedinf_jax.recipes import building
 
 TRAIN = 0.8  # of each client's rows; the others are held out
 LARGE = 256  # examples of a client; above, steps draw mini-batches
@@ -109,6 +112,6 @@ def exact(operations: float) -> str:
   return "all" if operations <= AFFORDABLE else "none"
 
 
-def estimator(optimizer: str) -> str:
-  """Returns the estimator that fits an optimiser."""
-  return "relu" if optimizer == "sgd" else "basic"
+def estimator(config: ml_collections.ConfigDict, model: types.Model) -> str:
+  """Returns the name of the estimator that fits training and model."""
+  return choice.default_estimator(building.fed(config), model=model).name

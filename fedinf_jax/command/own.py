@@ -108,11 +108,13 @@ def _model(kind, reading, train):
     return models.cnn(
       len(reading.classes), image_shape=shape, activation="gelu", pool="avg"
     )
-  if reading.task == "regression":
-    return models.mlp(shape[0], 1, hidden=(32,), loss=models.mse)
+  outputs = None if reading.task == "regression" else len(reading.classes)
   if kind == "mlp":
-    return models.mlp(shape[0], len(reading.classes))
-  return models.logreg(shape[0], len(reading.classes))
+    # Smooth: influence through kinks is hard to estimate.
+    return models.mlp(shape, outputs, activation="tanh")
+  if outputs is None:
+    return models.mlp(shape, None, hidden=())
+  return models.logreg(shape[0], outputs)
 
 
 def _custom_model(name):
@@ -161,7 +163,7 @@ def _config(values, kind, model, train, num_held_out):
   config.fed.learning_rate = rate
   if optimizer != "sgd":
     config.fed.optimizer = optimizer
-  config.estimators = values["estimators"] or choices.estimator(optimizer)
+  config.estimators = values["estimators"] or choices.estimator(config, model)
   config.server_examples = 0
   if named.serving(config.estimators):
     config.server_examples = num_held_out // 2

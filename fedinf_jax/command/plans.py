@@ -1,5 +1,6 @@
 """What a run needs, on each device, before it starts: memory and time."""
 
+import math
 import time
 
 import jax
@@ -109,10 +110,11 @@ def fewest_devices(
     size: of the federation.
     like: one device, with its memory.
   """
+  most = math.inf if like.memory is None else like.memory
   for devices in range(MOST + 1):
     for along in range(min(devices, MOST_ALONG) + 1):
       machine = like._replace(removals=2 ** (devices - along), params=2**along)
-      if planning.plan(size, machine).memory <= machine.memory:
+      if planning.plan(size, machine).memory <= most:
         return machine
   return None
 

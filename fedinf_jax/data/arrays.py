@@ -47,9 +47,9 @@ def of_npz(
       )
   lengths = {name: len(np.atleast_1d(a)) for name, a in found.items()}
   if len(set(lengths.values())) > 1:
-    lengths = ", ".join(f"{name} {n}" for name, n in lengths.items())
+    apart = ", ".join(f"{name} {n}" for name, n in lengths.items())
     raise ValueError(
-      f"{path}: the arrays differ in length ({lengths}); they must agree"
+      f"{path}: the arrays differ in length ({apart}); they must agree"
     )
   return rows_.Rows(
     path.name,
@@ -92,11 +92,11 @@ def of_leaf(folder: pathlib.Path, paths: Sequence[pathlib.Path]) -> rows_.Rows:
     raise ValueError(
       f"{folder}: y must be all numbers or all text ({error})"
     ) from error
-  x = np.concatenate(x)
-  x = x.reshape(len(x), *_SQUARE.get(x[0].size, x.shape[1:]))
+  flat = np.concatenate(x)
+  shape = _SQUARE.get(flat[0].size, flat.shape[1:])
   return rows_.Rows(
     folder.name,
-    examples(str(folder), x, where),
+    examples(str(folder), flat.reshape(len(flat), *shape), where),
     y,
     pa.chunked_array([pa.array(names)]),
     "y",

@@ -37,8 +37,8 @@ class Encoder(NamedTuple):
     if rows.clients is not None:
       names, owner = rows_.owners(rows)
       known = set(self.ids)
-      names = [name if name in known else None for name in names]
-      owners = tuple(names[k] for k in owner)
+      own = [name if name in known else None for name in names]
+      owners = tuple(own[k] for k in owner)
     return x, y, owners
 
 
@@ -55,9 +55,8 @@ def fit(
   found = labels.fit(rows, task, standardised=table)
   names, owner = rows_.owners(rows)
   encoder = Encoder(fitted, found, rows.client, rows.label, names, ())
-  order = np.argsort(owner, kind="stable")
-  if (order == np.arange(len(order))).all():
-    order = None
+  dealt = np.argsort(owner, kind="stable")
+  order = None if (dealt == np.arange(len(dealt))).all() else dealt
   x, y = _arrays(encoder, rows, order)
   data = federated.FederatedData(
     x,
@@ -66,7 +65,7 @@ def fit(
     names,
     None if found.classes is None else len(found.classes),
   )
-  if table:
+  if fitted is not None:
     examples = columns.words(fitted, left_out)
   else:
     examples = [f"examples of {' × '.join(map(str, x.shape[1:]))}"]

@@ -60,7 +60,7 @@ class FederatedData:
     if isinstance(clients, Mapping):
       if ids is not None:
         raise ValueError("ids: a dictionary of clients has its ids as keys")
-      ids, clients = list(clients), clients.values()
+      ids, clients = list(clients), list(clients.values())
     clients = packing.listed("clients", clients)
     ids = packing.ids(ids, len(clients))
     pairs = list(map(packing.pair, ids, clients))
@@ -182,7 +182,7 @@ class FederatedData:
     """Returns all examples as one (x, y)."""
     return self.x, self.y
 
-  def take(self, positions: Sequence[int]) -> "FederatedData":
+  def take(self, positions: Sequence[int] | np.ndarray) -> "FederatedData":
     """Returns the clients at `positions`, in that order, with their ids."""
     clients = self.clients()
     positions = self._checked(packing.listed("positions", positions))

@@ -99,9 +99,9 @@ def from_tfds(
     ) from error
   clients, ids = [], []
   for writer, group in itertools.groupby(examples, lambda e: e["writer_id"]):
-    group = list(group)
-    x = from_greys(np.stack([example["image"] for example in group]))
-    y = np.array([example["label"] for example in group], np.int32)
+    own = list(group)
+    x = from_greys(np.stack([example["image"] for example in own]))
+    y = np.array([example["label"] for example in own], np.int32)
     clients.append((x, y))
     ids.append(writer.decode())
   return federated.FederatedData.from_clients(

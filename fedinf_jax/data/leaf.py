@@ -58,7 +58,7 @@ def users(
   Raises:
     ValueError: naming the file, the user and the field that is wrong.
   """
-  home = {}
+  home: dict[str, pathlib.Path] = {}
   for path in paths:
     for user in _read(path, noun, counted):
       if user.name in home:

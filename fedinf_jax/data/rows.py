@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import reprlib
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ class Rows(NamedTuple):
   """N examples of several clients, and where each of them stands."""
 
   name: str  # of the source, to begin a line with
-  x: pa.Table | np.ndarray  # a column for each feature, or [N, ...]
+  x: Any  # pa.Table, a column for each feature; or np.ndarray [N, ...]
   y: pa.ChunkedArray  # [N]
   clients: pa.ChunkedArray | None  # [N] names; None: nobody's
   label: str  # what the file calls the labels
@@ -32,7 +33,7 @@ def owners(rows: Rows) -> tuple[tuple[str, ...], np.ndarray]:
   Returns:
     names; int32 [N], positions among them.
   """
-  filled(rows.clients, rows.client, rows.where)
+  filled(rows.clients, rows.client or "client", rows.where)
   found = text(rows.clients).combine_chunks().dictionary_encode()
   return tuple(found.dictionary.to_pylist()), found.indices.to_numpy()
 

@@ -1,5 +1,6 @@
 """What recipes train on: clients and held-out examples, read or made."""
 
+from collections.abc import Callable
 import math
 import os
 import pathlib
@@ -166,8 +167,9 @@ def read_femnist(
       f"--data_dir={data_dir} {problem}; it must be LEAF's folder, a prepared"
       " TFDS folder or an .npz of writers"
     )
+  read: Callable[..., federated.FederatedData] = femnist.from_npz
   if path.is_file():
-    read, source = femnist.from_npz, "FEMNIST from an .npz of writers"
+    source = "FEMNIST from an .npz of writers"
   elif any(path.rglob("*.json")) and not any(path.rglob("*array_record*")):
     read, source = femnist.from_leaf, "FEMNIST from LEAF's JSON"
   else:

@@ -1,6 +1,7 @@
 """The server's own examples, for curvature without uploads."""
 
 import math
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -74,7 +75,7 @@ def _stand_in(config, server):
 
 
 # Where the server's examples are from.
-SOURCES = {
+SOURCES: dict[str, Any] = {
   "held_out": _as_they_are,
   "others": None,  # Problem.spare: nothing is made of held-out ones.
   "skewed": _skewed,
