@@ -19,11 +19,11 @@ from rich import progress as rich_progress
 from rich import table as rich_table
 
 from experiments import cleansing
-from experiments import estimators as named
 from experiments import launch
-from experiments import recipes
 import fedinf_jax as fi
+from fedinf_jax import recipes
 from fedinf_jax import report
+from fedinf_jax.recipes import estimators as named
 from fedinf_jax.running import lock
 from fedinf_jax.running import progress
 from fedinf_jax.running import records

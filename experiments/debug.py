@@ -18,7 +18,7 @@ from rich import table as rich_table
 
 from experiments import debugging
 from experiments import launch
-from experiments import recipes
+from fedinf_jax import recipes
 from fedinf_jax.running import lock
 from fedinf_jax.running import loop
 from fedinf_jax.running import progress
@@ -56,7 +56,7 @@ def main(argv):
       stack.enter_context(lock.owned(folder / kind))
     for kind in _KINDS.value:
       config.corrupt.kind = kind
-      task = recipes.build(name, config, _DATA_DIR.value)
+      task = recipes.build(name, config, _DATA_DIR.value, launch.get_problem())
       _debug(task, kind, folder / kind, screen)
 
 

@@ -1,8 +1,10 @@
 """Starts a binary: its flags, its help, and one line for a mistake."""
 
 import ast
+from collections.abc import Callable
 import os
 import pathlib
+import runpy
 import signal
 import sys
 import textwrap
@@ -12,8 +14,8 @@ from absl import flags
 import jax
 from ml_collections import config_flags
 
-from experiments import estimators
 from fedinf_jax import text
+from fedinf_jax.recipes import estimators
 from fedinf_jax.running import compile_cache
 from fedinf_jax.running import processes
 
@@ -41,6 +43,12 @@ def config_name():
   return pathlib.Path(
     config_flags.get_config_filename(flags.FLAGS["config"])
   ).stem
+
+
+def get_problem() -> Callable | None:
+  """Returns the function that makes the recipe's own problem, or None."""
+  path = config_flags.get_config_filename(flags.FLAGS["config"])
+  return runpy.run_path(path).get("get_problem")
 
 
 def define_data_dir():

@@ -22,8 +22,8 @@ from experiments import privacy_defences as defences
 from experiments import privacy_figure
 from experiments import privacy_measure as measure
 from experiments import privacy_models
-from experiments import recipes
 import fedinf_jax as fi
+from fedinf_jax import recipes
 from fedinf_jax.running import files
 
 NEEDED = {"sklearn": "scikit-learn", "dp_accounting": "dp-accounting"}

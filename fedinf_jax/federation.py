@@ -255,13 +255,13 @@ def refusals(screening: Screening, ids: Sequence[Any]) -> list[str]:
   for field, finite in screening.finite.items():
     lines += [
       f"client {ids[k]!r}: {field} is not finite; its reply is left out"
-      for k in np.flatnonzero(~np.asarray(finite))
+      for k in np.flatnonzero(~np.asarray(finite)).tolist()
     ]
   for field, excess in screening.restrained.items():
     lines += [
       f"client {ids[k]!r}: the report {field} expands, which it must not; it is"
       " scaled down"
-      for k in np.flatnonzero(np.asarray(excess))
+      for k in np.flatnonzero(np.asarray(excess)).tolist()
     ]
   return lines
 

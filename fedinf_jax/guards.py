@@ -115,7 +115,7 @@ def init(
 
 def begin(guard: Guard, state: GuardState) -> Terms | None:
   """Begins a round; only a fine guard has terms to count."""
-  if not guard.fine:
+  if state.dropped is None:  # The guard is not fine.
     return None
   tripped = jnp.zeros(state.growth.shape, bool)
   return Terms(jnp.zeros_like(state.growth), tripped, state.dropped)
@@ -178,7 +178,7 @@ def examine(
     The state after the round, and Mε with zeros in place of dropped layers.
   """
   square = by_block(tree.layer_dots(eps, eps), blocks)
-  if guard.fine:
+  if terms is not None:
     # The shares sum to one; used here, ε − lost keeps its digits.
     eps = tree.scale_layers(1 - terms.missing, eps)
     sequential = tree.subtract(eps, lost)

@@ -205,7 +205,7 @@ def _absorb(
     descent, report, eps, so_far.lost, attendance, examiner, prepared
   )
   terms = so_far.terms
-  if examiner is not None:
+  if terms is not None and examiner is not None:
     terms = guards.count(terms, examiner, grown, attendance)
   return Sequential(lost, terms)
 

@@ -108,8 +108,10 @@ def round_theory(
   counts = data.num_examples[cohort]
   # In float64, whatever the run's dtype: 1 − ηλ would round ηλ away.
   eigenvalues = np.moveaxis(np.asarray(spectra, np.float64), -1, 0)
+  low, high, low_residual, high_residual = eigenvalues
   gamma, width, case = _gamma(
-    fed.learning_rate, *eigenvalues, counts / counts.sum(), spectra[0].dtype
+    *(fed.learning_rate, low, high, low_residual, high_residual),
+    *(counts / counts.sum(), spectra[0].dtype),
   )
   return Theory(
     gamma=gamma, width=width, case=case, layer_names=tree.names(params)

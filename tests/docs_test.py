@@ -12,8 +12,8 @@ import sys
 
 import pytest
 
-from experiments import estimators
 import fedinf_jax as fi
+from fedinf_jax.recipes import estimators
 from tests import binaries
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -12,6 +12,7 @@ the others, and π their share.
 """
 
 import functools
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -58,7 +59,7 @@ def has_cores(curvature: wall.Curvature) -> bool:
   )
 
 
-def shared_fields(curvature: wall.Curvature) -> dict:
+def shared_fields(curvature: wall.Curvature) -> dict[str, Any]:
   """Returns the fields of a curvature with one core for all participants."""
   return {
     "make": functools.partial(
@@ -70,7 +71,7 @@ def shared_fields(curvature: wall.Curvature) -> dict:
   }
 
 
-def fields(curvature: wall.Curvature) -> dict:
+def fields(curvature: wall.Curvature) -> dict[str, Any]:
   """Returns the fields of a matched curvature, from that of participants."""
   if not has_cores(curvature):
     raise ValueError(

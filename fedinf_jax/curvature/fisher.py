@@ -87,7 +87,7 @@ def fisher(
     return low_rank.Rows(jax.vmap(step)(steps), None)
 
   # The gradients themselves are the same with and without layers.
-  shape = ()
+  shape: tuple = ()
   if rank or spectrum or per == "round":
     shape = layerwise, rank, spectrum, per
   return rows.curvature(

@@ -86,7 +86,7 @@ def reshape_spectrum(
         alone = rows[j].shape[1] if len(block) == 1 else keep
         keep = min(rank, keep, alone)
       out[j] = low_rank.matmul(rotation[-keep:], rows[j])
-  return treedef.unflatten(out)
+  return jax.tree.unflatten(treedef, out)
 
 
 def _check_report(num_steps) -> Callable:

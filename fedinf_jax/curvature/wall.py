@@ -91,7 +91,8 @@ def require_leaves(name: str, tree_, eps: types.Params, shape_of: Callable):
   """Refuses a tree that has not one array per layer, shape_of(layer) each."""
   leaves = jax.tree.leaves(eps)
   found = jax.tree.leaves(tree_)
-  if jax.tree.structure(tree_) != jax.tree.structure(eps):
+  structure: Any = jax.tree.structure(eps)
+  if jax.tree.structure(tree_) != structure:
     raise ValueError(
       f"report: {name} has {len(found)} arrays; it must have one for each of"
       f" the {len(leaves)} layers of the model, in the same tree"
@@ -128,7 +129,7 @@ class Curvature(NamedTuple):
   lost: Callable[[descents.Descent, Any, types.Params], types.Params]
   # absorb(descent, reports of b participants, eps, lost, attendance, examiner,
   # prepared) -> (lost + Σ_k a_{r,k} (ε_r − P_k ε_r), which terms grew or None).
-  absorb: Callable[..., tuple[types.Params, jax.Array | None]]
+  absorb: Callable[..., tuple[types.Params, Any]]
   # prepare(descent, reports, R, fine=, hits=) -> what whoever holds the reports
   # can make ready for `absorb`; None where it would not pay.
   prepare: Callable[..., Any] = _prepare_nothing
@@ -165,7 +166,7 @@ def step_loss(setup: Setup, client: Client, step: jax.Array):
 
 
 # Fields of a curvature whose reports do not come from participants.
-NOT_SENT = {
+NOT_SENT: dict[str, Any] = {
   "prepare": _prepare_nothing,
   "check_report": _accept_report,
   "restrain": _leave_as_it_is,

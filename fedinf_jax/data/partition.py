@@ -60,7 +60,7 @@ def dirichlet(
   if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
     raise ValueError("y must hold one integer label per example")
   draw = rng.host_generator(seed, rng.Stream.PARTITION, num_clients)
-  parts = [[] for _ in range(num_clients)]
+  parts: list[list[int]] = [[] for _ in range(num_clients)]
   for label in np.unique(y):
     rows = draw.permutation(np.flatnonzero(y == label))
     share = draw.dirichlet(np.full(num_clients, alpha))
@@ -97,7 +97,7 @@ def by_writer(
     raise ValueError(
       f"writers has {len(writers)} entries for {len(x)} examples"
     )
-  rows = {}
+  rows: dict[Any, list[int]] = {}
   for row, writer in enumerate(writers):
     rows.setdefault(checks.identifier("writers", writer), []).append(row)
   return _deal(x, y, list(rows.values()), list(rows), num_classes)

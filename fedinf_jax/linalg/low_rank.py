@@ -40,7 +40,7 @@ class Rows(NamedTuple):
 
 
 # (gain [R, b], block) -> which participants' terms to keep, bool [R, b].
-Keep = Callable[[jax.Array, tuple[int, ...]], jax.Array]
+Keep = Callable[..., jax.Array]
 
 
 def absorb(report, grams, blocks, eps, lost, attendance, examiner):
@@ -136,7 +136,7 @@ def rows_lost(
   Returns:
     Leaves [R, P_j].
   """
-  lost = [None] * len(eps)
+  lost = {}
   rows = jax.tree.leaves(report.rows)
   step_rows = rows[0].shape[2]
   for block, gram in zip(blocks, grams, strict=True):
@@ -162,7 +162,7 @@ def rows_lost(
       out = direct(e, shares)
     for j, a in zip(block, out, strict=True):
       lost[j] = a
-  return lost
+  return [lost[j] for j in range(len(eps))]
 
 
 def is_compact(

@@ -250,7 +250,7 @@ def _debugged(contents, images):
     f" ({tables.escaped(contents.debug['kind'])}):"
     f" {', '.join(map(tables.escaped, ids))}. Trained again without as many"
     " clients, those that a score calls the worst:</p>"
-    f'<div class="scroll">{tables.gain(contents)}</div></section>'
+    f'<div class="scroll">{tables.gain(contents.debug["gain"])}</div></section>'
   )
 
 

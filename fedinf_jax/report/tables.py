@@ -1,5 +1,6 @@
 """Tables of the page."""
 
+from collections.abc import Callable
 import html
 
 from fedinf_jax import wording
@@ -31,7 +32,7 @@ def table(heads, rows) -> str:
 
 def estimators(contents: workdir.Contents) -> str:
   """Tabulates cost and quality of the estimators."""
-  columns = (
+  columns: tuple[tuple[str, str, Callable, Callable | None], ...] = (
     ("Pearson", "fil_pearson", numbers.correlation, max),
     ("Spearman", "fil_spearman", numbers.correlation, max),
     ("FIP error", "fip_relative_error", numbers.digits, min),
@@ -78,13 +79,13 @@ def layers(contents: workdir.Contents) -> str:
   return table([*heads, "largest growth"], rows)
 
 
-def gain(contents: workdir.Contents) -> str:
-  """Tabulates what the model gains without bad clients."""
+def gain(gains: dict[str, dict[str, float]]) -> str:
+  """Tabulates what the model gains without bad clients, of debug.json."""
   rows = [
     f'<th scope="row">{escaped(who)}</th>'
     f"<td>{numbers.fixed(then['loss'], 4)}</td>"
     f"<td>{numbers.fixed(then['accuracy'], 4)}</td>"
-    for who, then in contents.debug["gain"].items()
+    for who, then in gains.items()
   ]
   return table(["removed", "test loss", "accuracy"], rows)
 

@@ -117,11 +117,11 @@ def grade(
   quarter = measured.get("last_quarter") or {}
   parts = {"last": measured, "last_quarter": quarter}
   correlations = [
-    (part.get(f"fil_{kind}"), ceiling(repeated, when, kind))
+    (value, ceiling(repeated, when, kind))
     for when, part in parts.items()
     for kind in ("pearson", "spearman")
+    if (value := part.get(f"fil_{kind}")) is not None
   ]
-  correlations = [pair for pair in correlations if pair[0] is not None]
   if not has_exact or not correlations:
     return UNCHECKED
   if min(most for _, most in correlations) < LEAST_CEILING:

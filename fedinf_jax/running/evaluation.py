@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
+import scipy
 
 from fedinf_jax import influence
 from fedinf_jax import metrics as metrics_
@@ -162,13 +162,13 @@ def agreement(evaluation: Evaluation, name: str) -> records.Agreement:
   fil, fia = evaluation.fil, evaluation.fia
   found = found._replace(
     fil_pearson=reliability.correlation(
-      stats.pearsonr, fil[name], fil["exact"]
+      scipy.stats.pearsonr, fil[name], fil["exact"]
     ),
     fil_spearman=reliability.correlation(
-      stats.spearmanr, fil[name], fil["exact"]
+      scipy.stats.spearmanr, fil[name], fil["exact"]
     ),
     fia_pearson=reliability.correlation(
-      stats.pearsonr, fia[name], fia["exact"]
+      scipy.stats.pearsonr, fia[name], fia["exact"]
     ),
   )
   if name not in evaluation.error:
@@ -194,8 +194,12 @@ def repeated(evaluation: Evaluation) -> records.Reliability | None:
     **reliability.reliability(*exact)._asdict(),
     estimators={
       name: records.WithMean(
-        reliability.correlation(stats.pearsonr, evaluation.fil[name], mean),
-        reliability.correlation(stats.spearmanr, evaluation.fil[name], mean),
+        reliability.correlation(
+          scipy.stats.pearsonr, evaluation.fil[name], mean
+        ),
+        reliability.correlation(
+          scipy.stats.spearmanr, evaluation.fil[name], mean
+        ),
       )
       for name in names(evaluation)
     },

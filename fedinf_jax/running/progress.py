@@ -129,14 +129,14 @@ def words(metrics: records.Metrics, among: str = "") -> str:
     if e.fil_pearson is not None
   }
   if known:
-    best = max(known, key=known.get)
+    best = max(known, key=known.__getitem__)
     label = f"{best}, {among}" if among else best
     parts.append(f"Pearson {known[best]:.3f} ({label})")
     reliability = metrics.reliability
     if reliability is not None and reliability.ceiling is not None:
       parts.append(f"ceiling {reliability.ceiling:.3f}")
-  truncated = [e.truncated_fraction for e in metrics.estimators.values()]
-  truncated = [share for share in truncated if share is not None]
+  shares = [e.truncated_fraction for e in metrics.estimators.values()]
+  truncated = [share for share in shares if share is not None]
   if truncated:
     parts.append(f"truncated {max(truncated):.0%}")
   return ", ".join(parts)

@@ -253,15 +253,11 @@ def report_shapes(
   data: federated.FederatedData,
 ) -> dict:
   """Returns the shapes of one participant's reports, by key."""
-  number = jax.ShapeDtypeStruct((), jnp.int32)
-  examples = on_device.Examples(
-    *_example_shapes(setup, data), first=number, count=number
-  )
-  draws = rng.Draws(
-    jax.eval_shape(lambda: jax.random.key(0)),
-    number,
-    jax.ShapeDtypeStruct((2,), jnp.uint32),
-  )
+  number: Any = jax.ShapeDtypeStruct((), jnp.int32)
+  words: Any = jax.ShapeDtypeStruct((2,), jnp.uint32)
+  x, y = _example_shapes(setup, data)
+  examples = on_device.Examples(x, y, first=number, count=number)
+  draws = rng.Draws(jax.eval_shape(lambda: jax.random.key(0)), number, words)
   curvatures = [e.curvature for e in estimators.values()]
 
   def take_part(params, examples, draws):

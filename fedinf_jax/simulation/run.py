@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
+import scipy
 
 from fedinf_jax import agreement
 from fedinf_jax import checks
@@ -172,7 +172,11 @@ class Run:
       # The replayed models become differences below, which are a copy.
       kept = jax.tree.map(jnp.copy, (state.params, state.estimators))
       state = state._replace(params=kept[0], estimators=kept[1])
-    example = data and agreement.example_of(federated.check(data))
+    about: dict[str, Any] = {}
+    if data is not None:
+      about["example"] = agreement.example_of(federated.check(data))
+      about["ids"], about["num_examples"] = data.ids, data.num_examples
+      about["labels"] = portraits.labels(data)
     num_removals = int(state.num_removals)
     removed = selection.removals(removals, data)
     replayed, exact = None, None
@@ -192,13 +196,10 @@ class Run:
       num_removals=num_removals,
       spread_eps={name: s.eps for name, s in states},
       spread_exact=exact,
-      example=example,
-      ids=data and data.ids,
-      num_examples=data and data.num_examples,
-      labels=data and portraits.labels(data),
       cohorts=None if cohorts is None else np.asarray(cohorts),
       removed=removed,
       rounds=int(state.round),
+      **about,
     )
 
   @classmethod
@@ -251,7 +252,7 @@ class Run:
     """Exact FIP of `exact_rows`, leaves [E, ...]; or None."""
     if self.spread_exact is None:
       return None
-    return tree.first_rows(self.spread_exact, len(self.exact_rows))
+    return tree.first_rows(self.spread_exact, self._count("exact"))
 
   def influence(self, metric, x, y, of: str) -> jax.Array:
     """Returns F(w + ε) − F(w), the influence of each removal on a metric.
@@ -281,8 +282,7 @@ class Run:
       num_models=jax.tree.leaves(eps)[0].shape[0],
     )
     found = scores.influence(self.model, self.params, eps, metric, arrays)
-    count = len(self.exact_rows) if of == "exact" else self.num_removals
-    return found[:count]
+    return found[: self._count(of)]
 
   def everyone(self, found: Any, of: str) -> np.ndarray:
     """Returns influence of all R removals, NaN where none is known.
@@ -332,11 +332,11 @@ class Run:
     truth = np.asarray(self.influence(metrics.loss, x, y, of="exact"), float)
     found = {}
     for name in self.spread_eps:
-      fil = self.influence(metrics.loss, x, y, of=name)
-      fil = np.asarray(fil, float)[self.exact_rows]
+      every = self.influence(metrics.loss, x, y, of=name)
+      fil = np.asarray(every, float)[self.exact_rows]
       found[name] = reliability.Agreement(
-        pearson=reliability.correlation(stats.pearsonr, fil, truth),
-        spearman=reliability.correlation(stats.spearmanr, fil, truth),
+        pearson=reliability.correlation(scipy.stats.pearsonr, fil, truth),
+        spearman=reliability.correlation(scipy.stats.spearmanr, fil, truth),
         fip_relative_error=self._fip_error(name),
       )
     return found
@@ -349,6 +349,10 @@ class Run:
     size = float(norm(self.exact_eps))
     error = float(norm(tree.subtract(rows, self.exact_eps)))
     return error / size if size > 0 else None
+
+  def _count(self, of):
+    """Returns how many removals influence is known of."""
+    return len(self.exact_rows) if of == "exact" else self.num_removals
 
   def require(self, of: str) -> types.Params:
     """Returns the FIP of an estimator, or "exact", as it lies on the devices.

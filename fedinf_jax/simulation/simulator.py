@@ -167,7 +167,7 @@ def simulate(
   with meter.line(shown, fed.rounds):
     for stop in sorted({*evaluated, *told, fed.rounds}):
       state, done = step(state, stop - done), stop
-      if stop in evaluated:
+      if record is not None and stop in evaluated:
         lines.append(record.read(state))
       if stop in told:
         checks.call("progress", shown.tell, stop, fed.rounds)

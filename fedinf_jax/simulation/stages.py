@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import functools
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -57,8 +58,8 @@ def own_clients(
   """Within `per_device`: the clients as a device has them."""
   if not layout.own_data:
     return clients
-  own = [a[0] for a in (clients.x, clients.y, clients.offset)]
-  return on_device.Clients(*own, clients.count, clients.words)
+  x, y, offset = (a[0] for a in (clients.x, clients.y, clients.offset))
+  return clients._replace(x=x, y=y, offset=offset)
 
 
 def build(choices: Choices) -> Stages:
@@ -68,7 +69,7 @@ def build(choices: Choices) -> Stages:
   begin, absorb, serve, end = {}, {}, {}, {}
   for name, e in choices.estimators:
     axes = layout.axes(name)
-    by = devices.Spec(axes)
+    by: Any = devices.Spec(axes)
     of = removals.Attendance(by, everywhere, everywhere, everywhere)
     per_device = functools.partial(devices.per_device, mesh=mesh, axes=axes)
     begin[name] = per_device(e.begin, in_specs=(by,), out_specs=by)

@@ -91,13 +91,14 @@ def values(
   nobody, all_ = utility(np.stack([~everyone, everyone]))
   if abs(all_ - nobody) < settings.eps_between:
     return np.zeros(num_players)
-  total, count, mean = np.zeros(num_players), 0, None
+  total, count = np.zeros(num_players), 0
+  mean = np.full(num_players, np.nan)
   for orders in _sweeps(num_players, settings.max_sweeps, draw):
     total += _marginals(utility, orders, nobody, all_, settings.eps_within)
     count += len(orders)
     before, mean = mean, total / count
-    if before is not None and settings.tolerance is not None:
-      moved = np.abs(mean - before).sum()
+    if settings.tolerance is not None:
+      moved = np.abs(mean - before).sum()  # NaN at first
       if moved <= settings.tolerance * np.abs(mean).sum():
         break
   return mean

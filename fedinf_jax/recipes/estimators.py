@@ -1,9 +1,9 @@
 """The estimators that recipes name.
 
-Those with ε are `fi.presets`; here are lists of them, and the passes backwards.
-A number after @ is another rank, number of sampled gradients or of directions:
-`server@600`, `adjoint@32`. For adjoint_server it is the rounds that it goes
-back through: `adjoint_server@100`.
+Those with ε are in `fedinf_jax.presets`; here are lists of them, and the passes
+backwards. A number after @ is another rank, number of sampled gradients or of
+directions: `server@600`, `adjoint@32`. For adjoint_server it is the rounds that
+it goes back through: `adjoint_server@100`.
 """
 
 from fedinf_jax import influence

@@ -1,0 +1,1 @@
+"""Starts the command: python -m fedinf_jax."""
