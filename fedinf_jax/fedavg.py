@@ -26,6 +26,15 @@ class FedAvg:
     learning_rate: η of plain gradient descent; or give `client_optimizer`.
     client_optimizer: any optax optimiser; its state starts fresh each round.
     batch_size: examples a local step draws; None: all of the client's.
+
+  Examples:
+    >>> import optax
+    >>> momentum = optax.sgd(0.1, momentum=0.9)
+    >>> other = fi.FedAvg(
+    ...   rounds=9, cohort_size=3, local_steps=2, client_optimizer=momentum
+    ... )
+    >>> other.optimizer is momentum, fed.learning_rate
+    (True, 0.3)
   """
 
   rounds: int

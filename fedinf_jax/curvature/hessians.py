@@ -29,6 +29,11 @@ def dense_hessian(
     layerwise: blocks on the diagonal only, or the full matrix.
     upload: "product": the client multiplies (the paper's naive 1); "steps": it
       uploads the Hessian of every step (naive 2).
+
+  Examples:
+    >>> made = fi.estimator(fi.dense_hessian(), fi.no_guard())
+    >>> fi.upload_bytes(model, data, fed, made)  # Blocks, 12 × 12 and 3 × 3.
+    612
   """
   checks.boolean("layerwise", layerwise)
   checks.one_of("upload", upload, ("product", "steps"))
@@ -83,6 +88,12 @@ def lowrank_hessian(
     rank: eigenpairs to upload.
     per: "step", or "round": those of the first step serve for all.
     spectrum: as for `fisher`; negative curvature is then left out.
+
+  Examples:
+    >>> curvature = fi.lowrank_hessian(rank=2, per="round")
+    >>> made = fi.estimator(curvature, fi.no_guard())
+    >>> fi.upload_bytes(model, data, fed, made)
+    128
   """
   checks.one_of("per", per, ("step", "round"))
   checks.positive_integer("rank", rank)

@@ -99,6 +99,11 @@ def baselines(
 
   Raises:
     ValueError: naming the argument, client or round at fault.
+
+  Examples:
+    >>> scores = fi.valuation.baselines(model, data, fed, *test, shapley=None)
+    >>> sorted(scores), scores["cosine"].shape
+    (['cosine', 'cosine_others', 'dig_fl', 'update_norm'], (6,))
   """
   if not isinstance(shapley, shapleys.GTGShapley | None):
     raise ValueError(

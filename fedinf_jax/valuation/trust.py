@@ -71,6 +71,15 @@ def expected(signs: Signs, calibration: Calibration = CALIBRATION) -> Trust:
     signs: of an estimator; one that is not finite means an overflow, and
       nothing good is expected then.
     calibration: another one.
+
+  Examples:
+    >>> signs = fi.valuation.Signs(
+    ...   check=0.9, smoothness=1.0, redrawn=0.9, growth=1.0, truncated=0.0,
+    ...   residual=0.0,
+    ... )
+    >>> found = fi.valuation.expected(signs)
+    >>> found.low < found.pearson < found.high
+    True
   """
   if not isinstance(signs, Signs):
     raise ValueError(
