@@ -11,7 +11,7 @@ ROOT = pathlib.Path(fedinf_jax.__file__).parent
 # From the ground up. A module imports from lower floors only; within a folder,
 # the same holds for the floors of that folder.
 FLOORS = [
-  {"types", "text", "tree", "rng", "version", "wording"},
+  {"networks", "types", "text", "tree", "rng", "version", "wording"},
   {"memory"},
   {"checks"},
   {"data", "models", "linalg"},

@@ -1,6 +1,7 @@
 """Examples that are arrays already: an .npz, or LEAF's JSON."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import pathlib
 
 import jax.numpy as jnp
@@ -62,8 +63,13 @@ def of_npz(
   )
 
 
-def of_leaf(paths: list[pathlib.Path]) -> rows_.Rows:
-  """Reads LEAF's JSON: users, and x and y of each in user_data."""
+def of_leaf(folder: pathlib.Path, paths: Sequence[pathlib.Path]) -> rows_.Rows:
+  """Reads LEAF's JSON: users, and x and y of each in user_data.
+
+  Args:
+    folder: to be named by.
+    paths: the files, in it or in a subfolder.
+  """
   x, y, names, starts = [], [], [], []
   for user in leaf.users(paths, "user", counted=False):
     x.append(_numbers(user))
@@ -84,13 +90,13 @@ def of_leaf(paths: list[pathlib.Path]) -> rows_.Rows:
     y = pa.chunked_array([pa.array(y)])
   except pa.ArrowException as error:
     raise ValueError(
-      f"{paths[0].parent}: y must be all numbers or all text ({error})"
+      f"{folder}: y must be all numbers or all text ({error})"
     ) from error
   flat = np.concatenate(x)
   shape = _SQUARE.get(flat[0].size, flat.shape[1:])
   return rows_.Rows(
-    paths[0].parent.name,
-    examples(str(paths[0].parent), flat.reshape(len(flat), *shape), where),
+    folder.name,
+    examples(str(folder), flat.reshape(len(flat), *shape), where),
     y,
     pa.chunked_array([pa.array(names)]),
     "y",

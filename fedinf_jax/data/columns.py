@@ -121,14 +121,7 @@ def numbers(
   rows_.filled(column, name, where)
   kind = column.type
   if is_text(kind):
-    column = rows_.text(column)
-    rows_.refuse_mixed(column, name, where)
-    try:
-      column = pc.cast(column, pa.float64())
-    except pa.ArrowInvalid as error:
-      raise ValueError(
-        f"{where(name, 0)} holds {column[0].as_py()!r}; it must be a number"
-      ) from error
+    column = rows_.parsed(rows_.text(column), name, where)
   elif not (
     pa.types.is_integer(kind)
     or pa.types.is_floating(kind)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import os
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,69 @@ class FederatedData:
       ids,
       num_classes,
     )
+
+  @classmethod
+  def from_csv(cls, path: str | os.PathLike, **options) -> "FederatedData":
+    """Reads a CSV or Parquet file, or a folder of one per client.
+
+    `fi.data.read`, which also says what was found and encodes other files.
+
+    Args:
+      path: of the file or folder.
+      **options: `client` and `label`, names of columns, and `task`.
+    """
+    return _read(path, options)
+
+  @classmethod
+  def from_npz(cls, path: str | os.PathLike, **options) -> "FederatedData":
+    """Reads an .npz with the arrays x [N, ...], y [N] and client [N].
+
+    Args:
+      path: of the file.
+      **options: `client` and `label`, other names of the arrays, and `task`.
+    """
+    return _read(path, options)
+
+  @classmethod
+  def from_dataframe(cls, frame: Any, **options) -> "FederatedData":
+    """Takes a table with a row per example, encoded as `fi.data.read` does.
+
+    Args:
+      frame: anything with columns: of pandas, Polars or Arrow, or a dictionary.
+      **options: `client` and `label`, names of columns, and `task`.
+    """
+    return _read(frame, options)
+
+  @classmethod
+  def from_dict(
+    cls,
+    clients: Mapping[Any, tuple[Any, Any]],
+    num_classes: int | None = None,
+  ) -> "FederatedData":
+    """Takes {id: (x [n_k, ...], y [n_k, ...])}; see `from_clients`."""
+    if not isinstance(clients, Mapping):
+      raise ValueError(
+        f"clients is a {type(clients).__name__}; it must be a dictionary"
+        " {id: (x, y)}"
+      )
+    return cls.from_clients(clients, num_classes=num_classes)
+
+  @classmethod
+  def from_arrays(
+    cls, x: Any, y: Any, client: Sequence[Any], num_classes: int | None = None
+  ) -> "FederatedData":
+    """Takes examples and the client of each, as they are.
+
+    Args:
+      x: [N, ...].
+      y: [N, ...].
+      client: N ids; clients come in order of first appearance.
+      num_classes: as in `from_clients`.
+    """
+    # Here because it imports this file.
+    from fedinf_jax.data import partition
+
+    return partition.by_writer(x, y, writers=client, num_classes=num_classes)
 
   def __post_init__(self):
     self._check_layout()
@@ -274,6 +338,13 @@ class FederatedData:
           f"client {k}: positions run from 0 to {self.num_clients - 1}"
         )
     return positions
+
+
+def _read(source, options):
+  # Here because it imports this file.
+  from fedinf_jax.data import reading
+
+  return reading.read(source, **options).data
 
 
 def check(data: Any) -> FederatedData:

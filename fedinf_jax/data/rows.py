@@ -1,6 +1,7 @@
 """Examples as a file holds them: before anything is encoded."""
 
 from collections.abc import Callable
+import reprlib
 from typing import Any
 from typing import NamedTuple
 
@@ -58,24 +59,41 @@ def first(found: pa.ChunkedArray) -> int:
   return pc.index(found, True).as_py()
 
 
-# What reads as a number, with a decimal comma, too.
-_NUMBER = r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?\s*$"
+# What reads as a number; a decimal comma, such as 3,5, does not.
+_NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
+_FEW = 20  # different texts of which none is alone are categories, not mistakes
 
 
 def refuse_mixed(
   column: pa.ChunkedArray, name: str, where: Callable[[str, int], str]
 ):
-  """Refuses a column of text that is mostly numbers: one cell spoils it."""
+  """Refuses a column of text that is mostly numbers: some cell spoiled it."""
   numbers = pc.match_substring_regex(column, _NUMBER)
-  if 2 * (pc.sum(numbers).as_py() or 0) < len(column):
-    return
-  # What Arrow reads as a number; a decimal comma is none.
-  plain = pc.and_(numbers, pc.invert(pc.match_substring(column, ",")))
-  if pc.all(plain).as_py():
-    return
-  row = first(pc.invert(plain))
-  cell = column[row].as_py()
-  raise ValueError(
-    f"{where(name, row)} holds {cell!r}; most of the column are numbers, so"
-    " this must be one (decimals with a point), or all of it text"
-  )
+  share = pc.mean(numbers).as_py()
+  counts = pc.value_counts(column).field("counts")
+  meant = len(counts) <= _FEW and pc.min(counts).as_py() > 1
+  if 0.5 <= share < 1 and not meant:
+    row = first(pc.invert(numbers))
+    raise ValueError(
+      f"{where(name, row)} holds {shown(column[row])}; most of the column are"
+      " numbers, so this must be one (with a decimal point), or all of it text"
+    )
+
+
+def parsed(
+  column: pa.ChunkedArray, name: str, where: Callable[[str, int], str]
+) -> pa.ChunkedArray:
+  """Returns a column of text as the numbers that it spells."""
+  numbers = pc.match_substring_regex(column, _NUMBER)
+  if not pc.all(numbers).as_py():
+    row = first(pc.invert(numbers))
+    raise ValueError(
+      f"{where(name, row)} holds {shown(column[row])}; it must be a number"
+      " (with a decimal point)"
+    )
+  return pc.cast(pc.utf8_trim_whitespace(column), pa.float64())
+
+
+def shown(cell: pa.Scalar) -> str:
+  """Returns a cell for a message."""
+  return reprlib.repr(cell.as_py())

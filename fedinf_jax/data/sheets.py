@@ -1,10 +1,12 @@
 """Tables of examples: CSV, Parquet, and whatever else has columns."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import csv
 import pathlib
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
@@ -20,7 +22,7 @@ CLIENTS = (
   *("institution", "center", "centre", "device", "party", "clients"),
 )
 LABELS = "label", "target", "y", "class", "outcome", "labels", "response"
-_UNNAMED = "", "Unnamed: 0", "__index_level_0__"  # How pandas writes an index.
+_INDEX = "Unnamed: 0", "__index_level_0__"  # pandas' own, no feature
 
 
 def read(
@@ -108,7 +110,7 @@ def of_frame(
     known: as in `read`.
   """
   try:
-    table = frame if isinstance(frame, pa.Table) else pa.table(frame)
+    table = pa.table(_columns(frame))
   except (TypeError, ValueError, pa.ArrowException) as error:
     raise ValueError(
       f"the table is a {type(frame).__name__}; it must have columns, as those"
@@ -117,6 +119,15 @@ def of_frame(
   where = lambda column, row: f"the table: column {column}, row {row} (from 0)"
   table = _checked("the table", table)
   return _rows("table", "the table", table, where, client, label, known)
+
+
+def _columns(frame):
+  """Returns what Arrow can make a table of."""
+  if isinstance(frame, Mapping | pa.Table) or not hasattr(frame, "columns"):
+    return frame
+  if hasattr(frame, "__arrow_c_stream__"):
+    return frame
+  return {str(name): np.asarray(frame[name]) for name in frame.columns}
 
 
 def _rows(name, path, table, where, client, label, known):
@@ -222,8 +233,9 @@ def _open(path, texts) -> tuple[pa.Table, Callable[[str, int], str]]:
 
 def _checked(path, table):
   """Refuses a table without rows, or with columns that share a name."""
-  unnamed = [c for c in table.column_names[:1] if c in _UNNAMED]
   names = table.column_names
+  unnamed = [c for c in names[:1] if not c.strip() or c in _INDEX[:1]]
+  unnamed += [c for c in names if c in _INDEX[1:]]
   twice = next((c for c in names if names.count(c) > 1), None)
   if twice is not None:
     raise ValueError(

@@ -61,7 +61,7 @@ def _of_folder(folder, client, label, known):
   if label is not None and not known:
     raise ValueError(f"{folder}: label={label} is for files with columns")
   if any(p.suffix == ".json" for p in (*there, *folder.glob("train/*"))):
-    return arrays.of_leaf(leaf.paths(folder, "train"))
+    return arrays.of_leaf(folder, leaf.paths(folder, "train"))
   found = images.paths(folder)
   if found:
     return images.of_folder(folder, found)
