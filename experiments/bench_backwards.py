@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 
 from experiments import bench_measure
-from experiments import estimators as named
 import fedinf_jax as fi
 from fedinf_jax import checks
 from fedinf_jax import memory
+from fedinf_jax.recipes import estimators as named
 
 CLIENTS = 1_000, 10_000, 100_000
 DIRECTIONS = 0, 16

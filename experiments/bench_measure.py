@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import estimators as named
 import fedinf_jax as fi
 from fedinf_jax import checks
 from fedinf_jax import removals as removals_
 from fedinf_jax.curvature import descent
 from fedinf_jax.linalg import low_rank
+from fedinf_jax.recipes import estimators as named
 
 REPEATS = 5
 SECONDS = 4.0  # Fast rounds are timed together, for about this long.
@@ -86,12 +86,6 @@ def equal_clients(num_clients: int) -> fi.FederatedData:
   )
 
 
-def gemm_peak(side: int = 2048) -> float:
-  """Returns the Gflop/s of a large product of float32 matrices."""
-  ones = jnp.ones((side, side), jnp.float32)
-  return 2 * side**3 / least_seconds(jax.jit(jnp.matmul), ones, ones) / 1e9
-
-
 def sigma(federation: Federation, estimator: str, peak: float) -> dict:
   """Times the propagation of every ε alone, on uploads made up at random.
 
@@ -162,7 +156,7 @@ def _replay_seconds(removals):
 def least_seconds(function, *args) -> float:
   """Returns the least time of some calls after the first."""
   jax.block_until_ready(function(*args))
-  took = []
+  took: list[float] = []
   while len(took) < 2 * REPEATS and sum(took) < 2 * SECONDS:
     started = time.perf_counter()
     jax.block_until_ready(function(*args))

@@ -13,8 +13,9 @@ import ml_collections
 
 from experiments import bench_backwards
 from experiments import bench_measure
-from experiments import recipes
 import fedinf_jax as fi
+from fedinf_jax import recipes
+from fedinf_jax.command import plans
 
 
 class Workload(NamedTuple):
@@ -61,13 +62,13 @@ def measure(name: str, scale: float, say: Callable[[str], None]) -> dict:
     say: is called with words about the progress.
   """
   say("GEMM peak")
-  peak = bench_measure.gemm_peak()
+  peak = plans.peak() / 1e9
   found = {"gemm_peak_gflops": peak}
-  if name == "exponents":
-    return found | bench_measure.exponents(scale, say)
-  if name == "backwards":
-    return found | bench_backwards.measure(scale, say)
   workload = WORKLOADS[name]
+  if workload is None:
+    backwards = name == "backwards"
+    by = bench_backwards.measure if backwards else bench_measure.exponents
+    return found | by(scale, say)
   config, federation = _federation(workload, scale)
   say("rounds that keep every ε")
   kept = bench_measure.kept(federation, workload.estimator)
@@ -148,7 +149,8 @@ def _federation(workload, scale):
       task.model, task.train, task.fed, task.server_data
     )
   data = bench_measure.equal_clients(config.data.num_clients)
-  model = fi.models.logreg(data.x.shape[1], data.num_classes, "sigmoid")
+  classes: Any = data.num_classes
+  model = fi.models.logreg(data.x.shape[1], classes, "sigmoid")
   fed = fi.FedAvg(**{**config.fed, "batch_size": None})
   return config, bench_measure.Federation(model, data, fed)
 

@@ -9,9 +9,9 @@ from flax import linen as nn
 import numpy as np
 from scipy import stats
 
-from experiments import estimators as named
 import fedinf_jax as fi
 from fedinf_jax import checks
+from fedinf_jax.recipes import estimators as named
 from fedinf_jax.simulation import signs
 from fedinf_jax.valuation import reliability
 from fedinf_jax.valuation import trust
@@ -40,7 +40,7 @@ def settings(data_dir: str | None) -> list[Setting]:
   Args:
     data_dir: an .npz of FEMNIST's writers; None: without them.
   """
-  small = {"widths": (2, 4), "dense": 16}
+  small: dict[str, Any] = {"widths": (2, 4), "dense": 16}
   leaf, glyphs = (5, _leaf), (2, _glyphs)
   kinds = [
     ("logreg", (0.02, 0.1, 0.3), fi.models.logreg(60, 5), *leaf),

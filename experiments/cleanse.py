@@ -19,11 +19,11 @@ from rich import progress as rich_progress
 from rich import table as rich_table
 
 from experiments import cleansing
-from experiments import estimators as named
 from experiments import launch
-from experiments import recipes
 import fedinf_jax as fi
+from fedinf_jax import recipes
 from fedinf_jax import report
+from fedinf_jax.recipes import estimators as named
 from fedinf_jax.running import lock
 from fedinf_jax.running import progress
 from fedinf_jax.running import records
@@ -137,7 +137,7 @@ def _print_table(screen, content):
     title_justify="left",
   )
   words = {"held_out": "two halves", "one_set": "one set (the paper's way)"}
-  groups = {}
+  groups: dict[tuple, list] = {}
   for curve in content.curves:
     key = curve.way, curve.end, curve.fraction, curve.score
     groups.setdefault(key, []).append((curve.loss[-1], curve.accuracy[-1]))

@@ -1,6 +1,7 @@
 """Training on without some clients: what the model gains or loses."""
 
 from collections.abc import Callable
+import functools
 import pathlib
 from typing import Any
 from typing import NamedTuple
@@ -10,10 +11,10 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from experiments import recipe_keys
-from experiments import recipes
 import fedinf_jax as fi
+from fedinf_jax import recipes
 from fedinf_jax import rng
+from fedinf_jax.recipes import keys
 from fedinf_jax.running import checkpoint
 from fedinf_jax.running import files
 from fedinf_jax.running import passes
@@ -57,7 +58,7 @@ def read_about(folder: pathlib.Path) -> dict[str, Any]:
   content = files.read_json(folder / records.CONFIG)
   try:
     schema.check(content, records.About)
-    recipe_keys.check(ml_collections.ConfigDict(content["config"]))
+    keys.check(ml_collections.ConfigDict(content["config"]))
   except ValueError as error:
     raise ValueError(
       f"{folder / records.CONFIG} is damaged ({error})"
@@ -89,7 +90,7 @@ def scores(state, task, rows, of: str) -> dict[str, np.ndarray]:
   """
   x, y = task.x[rows], task.y[rows]
   run = fi.Run.of(task.model, state, copy=False)
-  influence = lambda *args: run.influence(*args, of=of)
+  influence: Callable = functools.partial(run.influence, of=of)
   if of in task.passes:
     again = passes.prepare(task._replace(x=x, y=y), of)
     rounds = int(state.round)

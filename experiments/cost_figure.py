@@ -33,10 +33,10 @@ def png(content: dict) -> bytes:
     (f"{name}: {method.title}", _style(name))
     for name, method in METHODS.items()
   ]
-  formula = {"color": drawing.MUTED, "ls": ":", "lw": 1.1}
-  entries.append(("the paper's formula, through the last point", formula))
+  dotted = {"color": drawing.MUTED, "ls": ":", "lw": 1.1}
+  entries.append(("the paper's formula, through the last point", dotted))
   drawing.key(figure, entries)
-  return drawing.png(figure)
+  return drawing.image(figure).png
 
 
 def _style(name):

@@ -50,7 +50,8 @@ def measure(points: list[cost_methods.Sizes], say) -> Measured:
     say: is called with words about the progress.
   """
   points = list(dict.fromkeys(points))
-  programs, paces = {}, []
+  programs: dict[tuple, Program] = {}
+  paces = []
   states = {sizes: _start(sizes) for sizes in points}  # w, and those of methods
   zero, ones = jnp.float32(0), jnp.asarray(np.ones((512, 512), np.float32))
   product = _compile(jnp.matmul, ones, ones)
@@ -67,7 +68,7 @@ def measure(points: list[cost_methods.Sizes], say) -> Measured:
 
 def key(side: str, name: str | None, sizes: cost_methods.Sizes) -> tuple:
   """Identifies a program by all that it depends on, so that points share it."""
-  if side == "training":
+  if name is None or side == "training":
     return side, None, (sizes.D, sizes.m, sizes.n)
   method = cost_methods.METHODS[name]
   seen = method.client_sizes if side == "client" else method.server_sizes

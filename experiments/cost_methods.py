@@ -1,6 +1,7 @@
 """Table 1 of the paper in symbols: its sizes, its rows and how sizes grow."""
 
 from collections.abc import Callable
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -25,11 +26,25 @@ class Sizes(NamedTuple):
   N_s: int  # gradients uploaded per step
   n: int  # examples of a client
 
-  # p_j of kernel and bias; Σ_j of powers, as matrices are kept layer by layer.
-  layers = property(lambda s: (s.D * NUM_CLASSES, NUM_CLASSES))
-  p = property(lambda s: sum(s.layers))
-  p2 = property(lambda s: sum(p**2 for p in s.layers))
-  p3 = property(lambda s: sum(p**3 for p in s.layers))
+  @property
+  def layers(self) -> tuple[int, int]:
+    """p_j of kernel and bias."""
+    return self.D * NUM_CLASSES, NUM_CLASSES
+
+  @property
+  def p(self) -> int:
+    """Σ_j p_j."""
+    return sum(self.layers)
+
+  @property
+  def p2(self) -> int:
+    """Σ_j p_j², as matrices are kept layer by layer."""
+    return sum(p**2 for p in self.layers)
+
+  @property
+  def p3(self) -> int:
+    """Σ_j p_j³."""
+    return sum(p**3 for p in self.layers)
 
   def described(self) -> dict:
     """Returns the sizes by the paper's symbols."""
@@ -95,7 +110,11 @@ def _row_method(title, build, blocks, client):
   )
 
 
-_WHOLE = {"labels": "sampled", "layerwise": False, "spectrum": "relu"}
+_WHOLE: dict[str, Any] = {
+  "labels": "sampled",
+  "layerwise": False,
+  "spectrum": "relu",
+}
 METHODS = {
   "naive 1": Method(
     title="product of explicit Hessians",
@@ -210,7 +229,7 @@ def scaled(scale: float) -> Sizes:
   shrink = lambda size, least: max(least, round(scale * size))
   base = Sizes(*map(shrink, BASE, LEAST))
   # The longest sweep of N_s must find its examples.
-  return base._replace(n=max(SWEEPS["N_s"].factors) * base.N_s)
+  return base._replace(n=int(max(SWEEPS["N_s"].factors)) * base.N_s)
 
 
 def chosen(names: list[str], scale: float) -> list[str]:

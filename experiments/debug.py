@@ -21,8 +21,8 @@ from rich import table as rich_table
 
 from experiments import debugging
 from experiments import launch
-from experiments import recipes
 from experiments import seeds
+from fedinf_jax import recipes
 from fedinf_jax.report import numbers
 from fedinf_jax.report import remedies
 from fedinf_jax.running import files
@@ -84,7 +84,7 @@ def main(argv):
       stack.enter_context(lock.owned(place))
     for (kind, seed), place in places.items():
       config.corrupt.kind, config.seed = kind, seed
-      task = recipes.build(name, config, _DATA_DIR.value)
+      task = recipes.build(name, config, _DATA_DIR.value, launch.get_problem())
       _debug(task, kind, place, screen)
     if wanted:
       _show_spread(places, folder, screen)

@@ -210,13 +210,13 @@ def play(
   for round_ in sorted(happens):
     _await_round(folder, round_, running)
     for event in happens[round_]:
-      if event == "kill node":
-        federation.kill_node(victim)
-      elif event == "restart node":
-        federation.restart_node(victim)
-      else:
+      if event == "kill server":
         federation.kill_server(running)
         running = federation.submit(source, config)
+      elif victim is not None and event == "kill node":
+        federation.kill_node(victim)
+      elif victim is not None:
+        federation.restart_node(victim)
   _await_round(folder, last, running)
   # The report is written before the checkpoint, the checkpoint before this.
   _await(lambda: (folder / "checkpoints" / str(last)).is_dir(), running)

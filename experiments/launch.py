@@ -1,19 +1,22 @@
 """Starts a binary: its flags, its help, and one line for a mistake."""
 
 import ast
+from collections.abc import Callable
 import os
 import pathlib
+import runpy
 import signal
 import sys
 import textwrap
+from typing import Any
 
 from absl import app
 from absl import flags
 import jax
 from ml_collections import config_flags
 
-from experiments import estimators
 from fedinf_jax import text
+from fedinf_jax.recipes import estimators
 from fedinf_jax.running import compile_cache
 from fedinf_jax.running import processes
 
@@ -41,6 +44,12 @@ def config_name():
   return pathlib.Path(
     config_flags.get_config_filename(flags.FLAGS["config"])
   ).stem
+
+
+def get_problem() -> Callable | None:
+  """Returns the function that makes the recipe's own problem, or None."""
+  path = config_flags.get_config_filename(flags.FLAGS["config"])
+  return runpy.run_path(path).get("get_problem")
 
 
 def define_data_dir():
@@ -179,7 +188,7 @@ def _recipe_help(config):
   """Returns the lines about recipes, their keys and the named estimators."""
   lines = ["", "Recipes, --config=NAME or a file of your own:"]
   for name, path in recipes().items():
-    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    doc: Any = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     lines.append(f"  {name:16} {doc.splitlines()[0]}")
   lines += ["", f"Keys of the recipe {config_name()}:"]
   for key, value in config.items():
@@ -213,7 +222,7 @@ def _parse(argv):
   except Exception as error:  # As in `define_config`.
     _refuse(recipe_error(error))
   if wants_help:
-    print(help_text(sys.modules["__main__"].__doc__, flags.FLAGS))
+    print(help_text(sys.modules["__main__"].__doc__ or "", flags.FLAGS))
     sys.exit(0)
   if len(left) > 1:
     _refuse(f"unexpected argument {left[1]!r}; flags start with --")

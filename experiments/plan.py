@@ -8,10 +8,9 @@ Nothing is run.
 
 from absl import flags
 from rich import console
-from rich import table
 
 from experiments import launch
-from fedinf_jax.report import numbers
+from fedinf_jax.command import plans
 from fedinf_jax.running import planning
 
 _MEMORY = flags.DEFINE_float("memory_gb", 80, "Of one device.")
@@ -25,61 +24,31 @@ _PARTICIPANTS = flags.DEFINE_integer("participants", 10, "Of a round, B.")
 _STEPS = flags.DEFINE_integer("steps", 2, "Local steps, m.")
 _SAMPLES = flags.DEFINE_integer("samples", 20, "Gradients per step, N_s.")
 _EXAMPLES = flags.DEFINE_integer("examples", 100, "Of a participant.")
-_MOST, _MOST_ALONG = 20, 6  # Powers of two to try: devices, along `params`.
 
 
 def main(argv):
   """Prints, for each size, the fewest devices that it fits."""
   del argv
-  shown = table.Table(
-    *("clients", "params", "devices", "memory", "a round", "most of it")
+  like = planning.Machine(
+    removals=1,
+    params=1,
+    flops=1e12 * _TFLOPS.value,
+    link=1e9 * _LINK.value,
+    memory=1e9 * _MEMORY.value,
   )
-  for clients in _integers(_CLIENTS):
-    for params in _integers(_PARAMS):
-      size = sizes(clients, params)
-      machine = fewest_devices(size)
-      cells = ["none fits"]
-      if machine is not None:
-        found = planning.plan(size, machine)
-        cells = [
-          f"{machine.removals} × {machine.params}",
-          numbers.amount(found.memory, "B"),
-          numbers.duration(found.seconds),
-          planning.bottleneck(size, machine),
-        ]
-      labels = (numbers.scientific(count) for count in (clients, params))
-      shown.add_row(*labels, *cells)
-  console.Console().print(shown)
-
-
-def sizes(clients: int, params: int) -> planning.Sizes:
-  """Makes up a federation that keeps every ε with one estimator."""
-  rows = _STEPS.value * _SAMPLES.value
-  return planning.Sizes(
-    clients=clients,
-    params=params,
-    participants=_PARTICIPANTS.value,
-    uploads=(4 * rows * params,),
-    propagations=(4 * rows * params,),
-    # Forward, for the inputs and for the weights: two operations each.
-    training=6 * params * _STEPS.value * _EXAMPLES.value,
-  )
-
-
-def fewest_devices(size: planning.Sizes) -> planning.Machine | None:
-  """Returns the smallest mesh of powers of two that has enough memory."""
-  for devices in range(_MOST + 1):
-    for along in range(min(devices, _MOST_ALONG) + 1):
-      machine = planning.Machine(
-        removals=2 ** (devices - along),
-        params=2**along,
-        flops=1e12 * _TFLOPS.value,
-        link=1e9 * _LINK.value,
-        memory=1e9 * _MEMORY.value,
-      )
-      if planning.plan(size, machine).memory <= machine.memory:
-        return machine
-  return None
+  federations = [
+    plans.made_up(
+      clients,
+      params,
+      participants=_PARTICIPANTS.value,
+      steps=_STEPS.value,
+      samples=_SAMPLES.value,
+      examples=_EXAMPLES.value,
+    )
+    for clients in _integers(_CLIENTS)
+    for params in _integers(_PARAMS)
+  ]
+  plans.show_fewest(federations, like, console.Console())
 
 
 def _integers(flag):

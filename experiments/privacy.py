@@ -22,8 +22,8 @@ from experiments import privacy_defences as defences
 from experiments import privacy_figure
 from experiments import privacy_measure as measure
 from experiments import privacy_models
-from experiments import recipes
 import fedinf_jax as fi
+from fedinf_jax import recipes
 from fedinf_jax.running import files
 
 NEEDED = {"sklearn": "scikit-learn", "dp_accounting": "dp-accounting"}
@@ -140,7 +140,9 @@ def _show_logreg():
 def _show_images(secrets, folder):
   """Attacks CNNs, and draws what was found."""
   blank = np.full_like(secrets.images, attacks.PAPER)
-  drawn = [("the clients' images", secrets.images[: _IMAGES.value], None)]
+  drawn: list[tuple] = [
+    ("the clients' images", secrets.images[: _IMAGES.value], None)
+  ]
   nets = _NETS.value
   tables = {
     "blank paper": dict.fromkeys(nets, attacks.psnr(blank, secrets.images))

@@ -167,7 +167,7 @@ class Attacker:
     labels = jnp.abs(rows["dense2"]["bias"]).argmax(1)
     return np.asarray(self._gradients(params, rows, labels))
 
-  def from_inputs(self, params: types.Params, inputs: jax.Array) -> np.ndarray:
+  def from_inputs(self, params: types.Params, inputs: np.ndarray) -> np.ndarray:
     """Finds images that the first dense layer would see as `inputs`, [N, A]."""
     return np.asarray(self._inputs(params, inputs))
 
@@ -175,7 +175,7 @@ class Attacker:
     self,
     params: types.Params,
     update: types.Params,
-    labels: jax.Array,
+    labels: np.ndarray,
     fed: fi.FedAvg,
   ) -> np.ndarray:
     """Finds the images that a client trained on, from FedAvg's update alone.
@@ -267,7 +267,7 @@ def paired(found: np.ndarray, true: np.ndarray) -> np.ndarray:
   return found[rows[np.argsort(columns)]]
 
 
-def correlations(found: np.ndarray, true: np.ndarray) -> np.ndarray:
+def correlations(found: np.ndarray | jax.Array, true: np.ndarray) -> np.ndarray:
   """Returns |Pearson| of each of N vectors with the one it fits best, [N]."""
   count = len(true)
   table = np.abs(np.corrcoef(found, true)[: len(found), len(found) :])

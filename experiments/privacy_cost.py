@@ -1,5 +1,6 @@
 """What each defence costs: agreement with retraining, with and without it."""
 
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -69,7 +70,11 @@ def curvatures(
   clip: float, multipliers: list[float], num_samples: int = SAMPLES
 ) -> dict[str, wall.Curvature]:
   """Returns what is compared, by the names of the table."""
-  whole = {"num_samples": num_samples, "labels": "sampled", "layerwise": False}
+  whole: dict[str, Any] = {
+    "num_samples": num_samples,
+    "labels": "sampled",
+    "layerwise": False,
+  }
   relu = {**whole, "spectrum": "relu"}
   private = lambda clip, z: defences.private_fisher(
     defences.Mechanism(clip, z), num_samples=num_samples, labels="sampled",
@@ -90,7 +95,7 @@ def curvatures(
 
 def agreement(
   federation: Federation, compared: dict[str, wall.Curvature]
-) -> tuple[dict[str, tuple[float, float]], int]:
+) -> tuple[dict[str, tuple[float | None, float | None]], int]:
   """Retrains without each client, and correlates every estimate with that.
 
   Returns:
@@ -105,5 +110,5 @@ def agreement(
     exact=True, server_data=federation.server, seed=federation.seed,
   )  # fmt: skip
   found = run.agreement(*federation.test)
-  rounds = np.bincount(np.ravel(run.cohorts)).max()
+  rounds = np.bincount(np.asarray(run.cohorts).ravel()).max()
   return {n: (a.pearson, a.spearman) for n, a in found.items()}, int(rounds)

@@ -50,7 +50,7 @@ class Mechanism(NamedTuple):
     return self.multiplier * 2 * self.clip if self.multiplier else 0.0
 
 
-def clipped(gradients_: types.Params, bound: jax.Array) -> types.Params:
+def clipped(gradients_: types.Params, bound: jax.Array | float) -> types.Params:
   """Scales rows, leaves [S, P_j], down to norm `bound` as whole vectors."""
   leaves = jax.tree.leaves(gradients_)
   norm = jnp.sqrt(sum((a**2).sum(1) for a in leaves))
@@ -149,8 +149,9 @@ def privatised(
   keys = jax.random.split(jax.random.fold_in(key, NOISE), len(leaves))
   deviation = jnp.asarray(scale * mechanism.deviation, leaves[0].dtype)
   noise = lambda k, a: deviation * jax.random.normal(k, a.shape, a.dtype)
-  return structure.unflatten(
-    [a + valid * noise(k, a) for a, k in zip(leaves, keys, strict=True)]
+  return jax.tree.unflatten(
+    structure,
+    [a + valid * noise(k, a) for a, k in zip(leaves, keys, strict=True)],
   )
 
 

@@ -198,7 +198,10 @@ def unmix_inputs(
   """
   params = model.init(jax.random.key(seed))
   n = secrets_.x.shape[1]
-  found = {f"{name}: rotated rows of {n}": [], f"{name}: sum of {n}": []}
+  found: dict[str, list] = {
+    f"{name}: rotated rows of {n}": [],
+    f"{name}: sum of {n}": [],
+  }
   curvature = sample(n, spectrum="relu")
   messages = _sent(model, training(1), params, secrets_, curvature)
   for x, sent in zip(secrets_.x, messages, strict=True):
@@ -244,9 +247,9 @@ def logreg(seed: int, count: int = 50) -> dict[str, float]:
     sent = uploads.sender(model, training(1), params, count, curvature)(x, y, 0)
     kernel, bias = (sent.rows["dense"][n] for n in ("kernel", "bias"))
     if options:
-      found = attacks.unmix(kernel, bias, sent.rows, count).inputs
+      read = attacks.unmix(kernel, bias, sent.rows, count).inputs
     else:
-      found = attacks.read_off(kernel.reshape(count, 60, 5), bias)
-    found = attacks.paired(np.asarray(found), x)
+      read = attacks.read_off(kernel.reshape(count, 60, 5), bias)
+    found = attacks.paired(np.asarray(read), x)
     errors[what] = float(np.abs(found - x).max() / np.abs(x).max())
   return errors

@@ -19,7 +19,7 @@ class Messages(NamedTuple):
   """What one participant sent in one round."""
 
   update: types.Params  # w_{t,m}^k − w_{t-1}: FedAvg's
-  rows: types.Params | None  # the first step's, leaves [S, P_j]
+  rows: types.Params  # the first step's, leaves [S, P_j]; or None
 
 
 def sender(

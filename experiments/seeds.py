@@ -1,5 +1,7 @@
 """Several seeds of one recipe: mean and spread of what each run found."""
 
+from typing import Any
+
 import numpy as np
 from rich import table as rich_table
 from scipy import stats
@@ -58,7 +60,7 @@ def clients(runs: list[workdir.Contents]) -> str:
   does not know the client's FIL. Only clients that all seeds have.
   """
   ids = [i for i in runs[0].ids if all(i in set(run.ids) for run in runs)]
-  columns = {"client_id": ids}
+  columns: dict[str, Any] = {"client_id": ids}
   for name in ("exact", *runs[0].names):
     fil = np.array([_column(run, f"fil_{name}", ids) for run in runs])
     mean = fil.mean(0)

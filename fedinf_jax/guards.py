@@ -59,7 +59,12 @@ class Examiner(NamedTuple):
 
 
 def no_guard() -> Guard:
-  """Keeps everything that is finite."""
+  """Keeps everything that is finite.
+
+  Examples:
+    >>> fi.estimator(fi.fisher(num_samples=5), fi.no_guard()).guard.per is None
+    True
+  """
   return Guard(None, None)
 
 
@@ -71,6 +76,11 @@ def lwet(*, per: str = "layer", tolerance: float | None = None) -> Guard:
       participant's term in it, once ‖(P_kε)_(j)‖ > ‖ε_(j)‖ (the paper's
       fine-grained version).
     tolerance: growth that is forgiven; None: 16 units in the last place.
+
+  Examples:
+    >>> guard = fi.lwet(per="participant")
+    >>> fi.estimator(fi.fisher(num_samples=5), guard).guard.per
+    'participant'
   """
   checks.one_of("per", per, PER)
   if tolerance is not None:
@@ -105,7 +115,7 @@ def init(
 
 def begin(guard: Guard, state: GuardState) -> Terms | None:
   """Begins a round; only a fine guard has terms to count."""
-  if not guard.fine:
+  if state.dropped is None:  # The guard is not fine.
     return None
   tripped = jnp.zeros(state.growth.shape, bool)
   return Terms(jnp.zeros_like(state.growth), tripped, state.dropped)
@@ -168,7 +178,7 @@ def examine(
     The state after the round, and Mε with zeros in place of dropped layers.
   """
   square = by_block(tree.layer_dots(eps, eps), blocks)
-  if guard.fine:
+  if terms is not None:
     # The shares sum to one; used here, ε − lost keeps its digits.
     eps = tree.scale_layers(1 - terms.missing, eps)
     sequential = tree.subtract(eps, lost)

@@ -1,6 +1,7 @@
 """How much memory a computation takes, and how large chunks may be."""
 
 import os
+from typing import Any
 
 import jax
 
@@ -39,7 +40,7 @@ def gradient_bytes(model, params, examples) -> int:
 
 def compiled_bytes(compiled: jax.stages.Compiled) -> int:
   """Returns what a compiled program needs; what is donated counts once."""
-  needs = compiled.memory_analysis()
+  needs: Any = compiled.memory_analysis()
   # The CPU's own peak leaves temporaries out.
   return (
     needs.argument_size_in_bytes

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence
+import itertools
+import math
 from typing import Any
 
 from flax import linen as nn
@@ -9,10 +11,10 @@ from flax import nnx
 import jax
 from jax import lax
 import jax.numpy as jnp
-import numpy as np
 
 from fedinf_jax import checks
 from fedinf_jax import memory
+from fedinf_jax import networks
 from fedinf_jax import types
 
 # Widths of LEAF's own FEMNIST network: p = 6,603,710.
@@ -34,12 +36,18 @@ def from_flax(
     example_input: one batch, [N, ...]; its values are ignored.
     loss: (outputs [N, ...], y [N, ...]) -> [N].
     sample: (key, outputs) -> labels drawn from the predictive distribution.
+
+  Examples:
+    >>> from flax import linen as nn
+    >>> loss, sample = fi.models.cross_entropy, fi.models.categorical
+    >>> dense = fi.models.from_flax(nn.Dense(3), x[0], loss, sample)
+    >>> dense.apply(dense.init(jax.random.key(0)), x[0]).shape
+    (20, 3)
   """
   if isinstance(module, nnx.Module):
     raise ValueError(
       f"{type(module).__name__} is a module of flax.nnx; from_flax takes those"
-      " of flax.linen. Give fi.Model(init, apply, loss) pure functions instead,"
-      " made with nnx.split and nnx.merge"
+      " of flax.linen, from_nnx a function that makes one of flax.nnx"
     )
   if not isinstance(module, nn.Module):
     raise ValueError(f"module is {module!r}; it must be a flax.linen.Module")
@@ -65,9 +73,49 @@ def from_flax(
       )
     return variables["params"]
 
-  return types.Model(
-    init, lambda params, x: module.apply({"params": params}, x), loss, sample
+  apply: Any = lambda params, x: module.apply({"params": params}, x)
+  return types.Model(init, apply, loss, sample)
+
+
+def from_nnx(
+  make: Callable[[nnx.Rngs], nnx.Module],
+  loss: Callable[[jax.Array, jax.Array], jax.Array],
+  sample: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+) -> types.Model:
+  """Wraps a module of flax.nnx that has parameters only.
+
+  Args:
+    make: rngs -> module, such as lambda rngs: Network(rngs=rngs).
+    loss: as in `from_flax`.
+    sample: as in `from_flax`.
+  """
+  if isinstance(make, nnx.Module) or not callable(make):
+    raise ValueError(
+      f"make is {type(make).__name__}; it must be a function that takes"
+      " nnx.Rngs and makes the module"
+    )
+  abstract = checks.call(
+    "make fails", nnx.eval_shape, lambda: make(nnx.Rngs(0))
   )
+  graph, *states = nnx.split(abstract, nnx.Param, ...)
+  params, rest = states
+  if jax.tree.leaves(rest):
+    raise ValueError(
+      f"{type(abstract).__name__} keeps variables beside its parameters"
+      f" ({', '.join(rest)}); only parameters can be influenced"
+    )
+
+  @jax.jit
+  def init(key):
+    return nnx.to_pure_dict(nnx.state(make(nnx.Rngs(key)), nnx.Param))
+
+  def apply(values, x):
+    state = jax.tree.unflatten(
+      jax.tree.structure(params), jax.tree.leaves(values)
+    )
+    return nnx.merge(graph, state)(x)
+
+  return types.Model(init, apply, loss, sample)
 
 
 def logreg(
@@ -80,13 +128,18 @@ def logreg(
     num_classes: C; p = (D + 1) C.
     logit_activation: LEAF's `log_reg` puts "sigmoid" on its outputs and then
       treats them as logits, which costs convexity; None is the convex model.
+
+  Examples:
+    >>> model = fi.models.logreg(4, 3)
+    >>> model.apply(model.init(jax.random.key(0)), test[0]).shape
+    (40, 3)
   """
   checks.positive_integer("num_features", num_features)
   checks.positive_integer("num_classes", num_classes)
   memory.require(
     f"a model of {num_features} features", 4 * num_features * num_classes
   )
-  module = _LogReg(num_classes, _activation(logit_activation))
+  module = networks.LogReg(num_classes, _activation(logit_activation))
   return _classifier(module, (1, num_features))
 
 
@@ -97,8 +150,9 @@ def cnn(
   dense: int = 64,
   activation: Activation = "relu",
   pool: str = "max",
+  image_shape: Sequence[int] = (28, 28, 1),
 ) -> types.Model:
-  """Makes LEAF's FEMNIST network at any width, for images [N, 28, 28, 1].
+  """Makes LEAF's FEMNIST network at any width, for images [N, H, W, C].
 
   Two 5 × 5 convolutions, each followed by `activation` and a halving of both
   sides, then a hidden dense layer and the output layer.
@@ -111,6 +165,12 @@ def cnn(
     pool: how sides are halved: "max", "avg", or "stride" (a convolution of
       stride 2). Without an activation, "avg" and "stride" make the network one
       linear map of its input.
+    image_shape: H, W and channels; sides that 4 does not divide are padded.
+
+  Examples:
+    >>> small = fi.models.cnn(10, widths=(2, 4), dense=8)
+    >>> sum(a.size for a in jax.tree.leaves(small.param_shapes()))
+    1922
   """
   checks.one_of("pool", pool, ("max", "avg", "stride"))
   checks.positive_integer("num_classes", num_classes)
@@ -118,18 +178,73 @@ def cnn(
   if not isinstance(widths, Sequence) or len(widths) != 2:
     raise ValueError(f"widths is {widths!r}; it must be two numbers")
   first, second = (checks.positive_integer("widths", w) for w in widths)
+  height, width, channels = _image_shape(image_shape)
+  places = -(-height // 4) * -(-width // 4)
   memory.require(
     f"a network of widths {first}, {second} and dense = {dense}",
-    4 * (25 * first * (1 + second) + dense * (49 * second + num_classes)),
+    4
+    * (
+      25 * first * (channels + second) + dense * (places * second + num_classes)
+    ),
   )
-  module = _CNN(
-    num_classes, tuple(widths), dense, _activation(activation), pool
+  module = networks.CNN(
+    num_classes, (first, second), dense, _activation(activation), pool
   )
-  return _classifier(module, (1, 28, 28, 1))
+  return _classifier(module, (1, *image_shape))
+
+
+def _image_shape(shape):
+  """Returns H, W and C."""
+  if not isinstance(shape, Sequence) or len(shape) != 3:
+    raise ValueError(
+      f"image_shape is {shape!r}; it must be height, width and channels"
+    )
+  return [checks.positive_integer("image_shape", side) for side in shape]
+
+
+def mlp(
+  num_features: int | Sequence[int],
+  num_classes: int | None,
+  *,
+  hidden: Sequence[int] = (64,),
+  activation: Activation = "relu",
+) -> types.Model:
+  """Makes dense layers: a classifier, or a regression of one number.
+
+  Args:
+    num_features: D, or the shape of an example, which is laid flat.
+    num_classes: C; None: outputs are one number per example, [N], the loss is
+      `mse` and labels are drawn by `gaussian`.
+    hidden: widths of the hidden layers; (): a linear model.
+    activation: of the hidden layers.
+  """
+  shape = num_features
+  shape = shape if isinstance(shape, Sequence) else (shape,)
+  shape = [checks.positive_integer("num_features", d) for d in shape]
+  if num_classes is not None:
+    checks.positive_integer("num_classes", num_classes)
+  if not isinstance(hidden, Sequence):
+    raise ValueError(f"hidden is {hidden!r}; it must be a list of widths")
+  hidden = tuple(checks.positive_integer("hidden", w) for w in hidden)
+  widths = (math.prod(shape), *hidden, num_classes or 1)
+  memory.require(
+    f"a network of widths {', '.join(map(str, widths))}",
+    4 * sum(a * b for a, b in itertools.pairwise(widths)),
+  )
+  module = networks.MLP(num_classes, hidden, _activation(activation))
+  if num_classes is not None:
+    return _classifier(module, (1, *shape))
+  example = jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float))
+  return from_flax(module, example, mse, gaussian)
 
 
 def cross_entropy(logits, labels):
-  """Returns -log softmax(logits)[label], [N]."""
+  """Returns -log softmax(logits)[label], [N].
+
+  Examples:
+    >>> fi.models.cross_entropy(np.zeros((1, 2), np.float32), np.array([0]))
+    Array([0.6931472], dtype=float32)
+  """
   # Classes first: vector units run along examples, not along a few classes.
   # A one-hot product: indexing would make the gradient a scatter.
   z = logits.T
@@ -143,6 +258,10 @@ def categorical(key, logits):
 
   One random number per label, where `jax.random.categorical` draws one for
   every class: a tenth of the time where many labels are drawn.
+
+  Examples:
+    >>> fi.models.categorical(jax.random.key(0), outputs).shape
+    (40,)
   """
   classes = logits.shape[-1]
   # A product: a cumulative sum along so short an axis takes longer.
@@ -153,6 +272,23 @@ def categorical(key, logits):
   )
   u = jax.random.uniform(key, (*logits.shape[:-1], 1), logits.dtype)
   return (up_to[..., :-1] <= u * up_to[..., -1:]).sum(-1)
+
+
+def mse(outputs, y):
+  """Returns the squared error of outputs [N, ...] shaped like y, [N]."""
+  if outputs.shape != y.shape:
+    raise ValueError(
+      f"mse: outputs have shape {list(outputs.shape)}, y has {list(y.shape)};"
+      " they must agree"
+    )
+  return jnp.square(outputs - y).reshape(len(y), -1).mean(-1)
+
+
+def gaussian(key, outputs):
+  """Draws targets around outputs [N, ...], such that `mse` is -log p(y) + c."""
+  variance = outputs[0].size / 2
+  noise = jax.random.normal(key, outputs.shape, outputs.dtype)
+  return outputs + variance**0.5 * noise
 
 
 def _classifier(module, input_shape):
@@ -172,171 +308,5 @@ def _activation(spec: Activation):
     if getattr(made, "shape", None) != example.shape:
       raise ValueError("activation must return an array of its input's shape")
     return spec
-  checks.one_of("activation", spec, ACTIVATIONS)
-  return ACTIVATIONS[spec]
-
-
-def _identity(a):
-  return a
-
-
-ACTIVATIONS = {
-  None: _identity,
-  "relu": jax.nn.relu,
-  "sigmoid": jax.nn.sigmoid,
-  "tanh": jnp.tanh,
-  "gelu": jax.nn.gelu,
-  "silu": jax.nn.silu,
-  "softplus": jax.nn.softplus,
-  "elu": jax.nn.elu,
-}
-
-
-def _dense(features, name):
-  return nn.Dense(
-    features, name=name, kernel_init=nn.initializers.glorot_uniform()
-  )
-
-
-def _kernel_and_bias(module, shape):
-  # float32 as in Flax's own layers: the draws must not depend on x64.
-  kernel = nn.initializers.glorot_uniform(), shape, jnp.float32
-  bias = nn.initializers.zeros, shape[-1:], jnp.float32
-  return module.param("kernel", *kernel), module.param("bias", *bias)
-
-
-class _LogReg(nn.Module):
-  num_classes: int
-  activation: Callable[[jax.Array], jax.Array]
-
-  @nn.compact
-  def __call__(self, x):
-    return self.activation(_ClassesFirst(self.num_classes, name="dense")(x)).T
-
-
-class _ClassesFirst(nn.Module):
-  """A dense layer with outputs [F, N].
-
-  The kernels of many models are then the rows of one product with the examples,
-  and what follows runs along examples.
-  """
-
-  features: int
-
-  @nn.compact
-  def __call__(self, x):
-    kernel, bias = _kernel_and_bias(self, (x.shape[1], self.features))
-    kernel, bias, x = nn.dtypes.promote_dtype(kernel, bias, x)
-    return lax.dot_general(kernel, x, (((0,), (1,)), ((), ()))) + bias[:, None]
-
-
-class _CNN(nn.Module):
-  num_classes: int
-  widths: tuple[int, int]
-  dense: int
-  activation: Callable[[jax.Array], jax.Array]
-  pool: str
-
-  @nn.compact
-  def __call__(self, x):
-    n, h, w, c = x.shape
-    x = x.reshape(n, h // 2, 2, w // 2, 2, c).transpose(0, 1, 3, 2, 4, 5)
-    for i, (width, tile) in enumerate(zip(self.widths, (4, 2), strict=True)):
-      layer = _Conv(
-        width, tile, self.activation, self.pool, name=f"conv{i + 1}"
-      )
-      x = layer(x)
-    x = x.reshape(n, -1)
-    x = self.activation(_dense(self.dense, "dense1")(x))
-    return _dense(self.num_classes, "dense2")(x)
-
-
-class _Conv(nn.Module):
-  """A 5 × 5 convolution, its activation and the halving of both sides.
-
-  Images come and go in 2 × 2 blocks, [N, H/2, W/2, 2, 2, C]; `tile` of theirs
-  become one.
-  """
-
-  features: int
-  tile: int
-  activation: Callable[[jax.Array], jax.Array]
-  pool: str
-
-  @nn.compact
-  def __call__(self, x):
-    kernel, bias = _kernel_and_bias(self, (5, 5, x.shape[-1], self.features))
-    kernel, bias, x = nn.dtypes.promote_dtype(kernel, bias, x)
-    bias = bias.reshape(1, 1, 1, 1, 1, -1)
-    if self.pool == "stride":
-      return self.activation(
-        _tile_conv(x, kernel, self.tile, 2)[:, :, :, 0] + bias
-      )
-    x = _tile_conv(x, kernel, self.tile, 1)
-    if self.pool == "max" and self.activation in (jax.nn.relu, _identity):
-      # They never fall, so the largest stays the largest: pool first, and what
-      # follows has a quarter of the numbers.
-      return self.activation(_largest(x) + bias)
-    x = self.activation(x + bias[None])
-    return _largest(x) if self.pool == "max" else x.mean(3)
-
-
-@jax.custom_jvp
-def _largest(x):
-  """Returns x.max(3). Of several that are the largest, the first one moves it.
-
-  jnp.max would have them share, which takes counting and dividing.
-  """
-  return x.max(3)
-
-
-@_largest.defjvp
-def _largest_jvp(primals, tangents):
-  (x,), (dx,) = primals, tangents
-  y = _largest(x)
-  first = jnp.full(y.shape, x.shape[3] - 1, jnp.int32)
-  for place in reversed(range(x.shape[3] - 1)):
-    first = jnp.where(x[:, :, :, place] == y, place, first)
-  place = lax.broadcasted_iota(jnp.int32, x.shape, 3)
-  return y, jnp.where(place == first[:, :, :, None], dx, 0).sum(3)
-
-
-def _tile_conv(x, kernel, tile, stride):
-  """Convolves blocks [N, H/2, W/2, 2, 2, C] as one matrix product.
-
-  With many models at once (vmap over removals) a convolution becomes a grouped
-  one, slow on every backend; a product does not. Patches times a kernel would
-  be a product with a side of a few channels, so the outputs of a whole tile are
-  computed from the window they share: some more operations, at a far higher
-  rate, on far fewer copies of the input.
-
-  Args:
-    x: images in blocks.
-    kernel: [5, 5, C, F].
-    tile: side of the tiles, 2 or 4 pixels.
-    stride: 1 or 2, with the padding of "SAME".
-
-  Returns:
-    [N, H/tile, W/tile, Q, tile/2, tile/2, F]: with stride 1, Q = 4 are the
-    places in the 2 × 2 windows to pool; with stride 2, Q = 1.
-  """
-  n, h, w, _, _, c = x.shape
-  taps, features = kernel.shape[0], kernel.shape[3]
-  step = tile // 2  # All in blocks from here on; the padding is one.
-  side = step + 2
-  x = jnp.pad(x.reshape(n, h, w, 4 * c), ((0, 0), (1, 1), (1, 1), (0, 0)))
-  windows = [
-    x[:, i : i + h - step + 1 : step, j : j + w - step + 1 : step]
-    for i in range(side)
-    for j in range(side)
-  ]
-  left = jnp.concatenate(windows, -1).reshape(-1, side * side * 4 * c)
-  # band[i, q, o, k]: tap k of the output at place q of window o reads pixel i.
-  places = 2 // stride
-  i, q, o, k = np.ogrid[: 2 * side, :places, :step, :taps]
-  band = jnp.asarray(i == 2 * o + q + (stride - 1) + k, kernel.dtype)
-  matrix = jnp.einsum("iqok,jrpl,klcf->ijcqropf", band, band, kernel)
-  matrix = matrix.reshape(side, 2, side, 2, c, -1).transpose(0, 2, 1, 3, 4, 5)
-  product = left @ matrix.reshape(side * side * 4 * c, -1)
-  shape = n, h // step, w // step, places**2, step, step, features
-  return product.reshape(shape)
+  checks.one_of("activation", spec, networks.ACTIVATIONS)
+  return networks.ACTIVATIONS[spec]

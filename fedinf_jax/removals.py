@@ -8,6 +8,7 @@ is left of the cohort, with weights
 There are R removals. The default is leave-one-out: removal r is client r.
 """
 
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -59,7 +60,8 @@ def select(
   else:
     mask = np.pad(mask, ((0, 1), (0, 1)))[number]
     first = np.where(mask, met, rounds + 1).min(1)
-  return Removals(number.astype(np.int32), mask, first.astype(np.int32))
+  made: Any = Removals  # Of arrays that are not JAX's yet.
+  return made(number.astype(np.int32), mask, first.astype(np.int32))
 
 
 def leave_one_out(num_clients: int) -> Removals:

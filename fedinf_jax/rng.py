@@ -74,7 +74,7 @@ class Draws(NamedTuple):
   round: jax.Array  # int32 []
   words: jax.Array  # uint32 [2], the hashed id
 
-  def key(self, stream: Stream, step: jax.Array) -> jax.Array:
+  def key(self, stream: Stream, step: jax.Array | int) -> jax.Array:
     """Returns the key of one local step's draw."""
     key = jax.random.fold_in(self.root, int(stream))
     return jax.random.fold_in(client_key(key, self.round, self.words), step)
@@ -83,7 +83,7 @@ class Draws(NamedTuple):
 class Redrawn(Draws):
   """The same mini-batches, and everything else drawn once more."""
 
-  def key(self, stream: Stream, step: jax.Array) -> jax.Array:
+  def key(self, stream: Stream, step: jax.Array | int) -> jax.Array:
     """Returns the key of one local step's draw."""
     root = self.root
     if stream != Stream.BATCH:

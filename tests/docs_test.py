@@ -2,16 +2,22 @@
 
 import functools
 import importlib
+import json
 import pathlib
+import pkgutil
 import re
+import shlex
+import subprocess
+import sys
 
 import pytest
 
-from experiments import estimators
 import fedinf_jax as fi
+from fedinf_jax.recipes import estimators
+from tests import binaries
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RECIPES = [
   importlib.import_module(f"experiments.configs.{name}").get_config()
   for name in ("setting1", "setting3")
@@ -23,7 +29,15 @@ def blocks(page):
 
 
 def name_of(page):
-  return page.stem
+  return str(page.relative_to(ROOT).with_suffix("")).removeprefix("docs/")
+
+
+def command_lines(page):
+  """Returns the lines of shell blocks that start our binaries, as arguments."""
+  text = page.read_text().replace("\\\n", "")
+  shell = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
+  lines = re.findall(r"-m (experiments\.[^\"\n]*)", shell)
+  return [shlex.split(line, comments=True) for line in lines]
 
 
 def has_key(recipe, key):
@@ -55,7 +69,9 @@ PRINTED = {
 
 
 @pytest.mark.parametrize(
-  "page", [page for page in PAGES if blocks(page)], ids=name_of
+  "page",  # That of the reference is run by docstrings_test.
+  [page for page in PAGES if blocks(page) and name_of(page) != "api/index"],
+  ids=name_of,
 )
 def test_python_blocks_run(page, capsys, enable_x32, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)  # They may write reports.
@@ -63,7 +79,7 @@ def test_python_blocks_run(page, capsys, enable_x32, tmp_path, monkeypatch):
   for block in blocks(page):
     exec(compile(block, page.name, "exec"), names)
   printed = capsys.readouterr().out
-  for words in PRINTED[page.stem]:
+  for words in PRINTED[name_of(page)]:
     assert words in printed
 
 
@@ -79,7 +95,9 @@ def test_links_lead_somewhere(page):
     path, _, heading = link.partition("#")
     target = (page.parent / path).resolve() if path else page
     assert target.exists(), link
-    if heading:
+    if heading.startswith("fedinf_jax."):  # An entry of the reference.
+      pkgutil.resolve_name(heading)
+    elif heading:
       titles = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
       anchors = [re.sub(r"[^\w -]", "", t).lower() for t in titles]
       assert heading in [a.replace(" ", "-") for a in anchors], link
@@ -98,3 +116,28 @@ def test_names_exist(page):
     estimators.build(names.strip("`|)."))
   for key in re.findall(r"--config\.([\w.]+)=", text):
     assert any(has_key(recipe, key) for recipe in RECIPES), key
+
+
+def test_commands_of_shell_blocks_parse():
+  lines = [line for page in PAGES for line in command_lines(page)]
+  lines = [list(line) for line in dict.fromkeys(map(tuple, lines))]
+  assert len(lines) > 30
+  wrong = ["experiments.run", "--no_such_flag=1"]
+  done = subprocess.run(
+    [sys.executable, "-m", "tests.command_lines"],
+    input=json.dumps([*lines, wrong]),
+    cwd=ROOT,
+    env=binaries.environment(),
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  ((refused, error),) = json.loads(done.stdout)
+  assert refused == wrong, error
+  assert "no_such_flag" in error
+
+
+def test_files_of_shell_blocks_exist():
+  for page in PAGES:
+    for name in re.findall(r"pip install.* -r (\S+)", page.read_text()):
+      assert (ROOT / name).exists(), name

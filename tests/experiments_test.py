@@ -14,11 +14,11 @@ import pytest
 from rich import console as rich_console
 
 from experiments import debugging
-from experiments import estimators
-from experiments import recipes
 from experiments import seeds
 from experiments.configs import quickstart
 import fedinf_jax as fi
+from fedinf_jax import recipes
+from fedinf_jax.recipes import estimators
 from fedinf_jax.running import loop
 from fedinf_jax.running import task as tasks
 from fedinf_jax.running import workdir

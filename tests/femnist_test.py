@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedinf_jax.data import femnist
+from fedinf_jax.data import leaf as leaf_
 from tests import cases
 
 DELETE = object()
@@ -41,7 +42,7 @@ BAD_VALUES = (
   (("user_data", WRITER), 1, f"'{WRITER}': expected an object"),
   (("user_data", WRITER, "x"), DELETE, "x is missing"),
   (("user_data", WRITER, "x"), {}, "x is {}.*list"),
-  (("user_data", WRITER, "x"), [], "x has 0 images, y has 3"),
+  (("user_data", WRITER, "x"), [], "x has 0 examples, y has 3"),
   (("user_data", WRITER, "x", 1), 0.5, r"x\[1\] must be.*784 pixels"),
   (("user_data", WRITER, "x", 1), [0.5] * 783, "784 pixels, not 783"),
   (("user_data", WRITER, "x", 1, 9), "0", r"x\[1\].*not a number"),
@@ -352,7 +353,7 @@ def test_a_header_may_not_claim_more_than_there_is(tmp_path):
 
 def test_round_trip_through_tfds(real_folder, tmp_path):
   femnist.prepare_tfds(real_folder, tmp_path)
-  for split in femnist.leaf_splits(real_folder):
+  for split in leaf_.splits(real_folder):
     data = femnist.from_leaf(real_folder, split)
     assert data.x.shape[1:] == (28, 28, 1)
     assert_same(data, femnist.from_tfds(tmp_path, split))

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from rich import console as rich_console
 
-from experiments import recipes
 from experiments import seeds
 from experiments.configs import quickstart
 from experiments.configs import setting2
 import fedinf_jax as fi
+from fedinf_jax import recipes
 from fedinf_jax.running import explaining
 from fedinf_jax.running import finishing
 from fedinf_jax.running import loop

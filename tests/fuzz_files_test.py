@@ -13,10 +13,10 @@ from hypothesis import strategies
 import ml_collections
 import pytest
 
-from experiments import recipes
 from experiments.configs import quickstart
 from experiments.configs import setting2
 from experiments.configs import setting3
+from fedinf_jax import recipes
 from fedinf_jax import report
 from fedinf_jax.report import figures
 from fedinf_jax.running import files

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 from rich import console as rich_console
 
-from experiments import recipes
 from experiments.configs import quickstart
+from fedinf_jax import recipes
 from fedinf_jax import report
 from fedinf_jax.running import checkpoint
 from fedinf_jax.running import finishing

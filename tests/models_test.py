@@ -1,6 +1,7 @@
 """The models are those of LEAF and of the paper."""
 
 from flax import linen as nn
+from flax import nnx
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -162,3 +163,71 @@ def test_labels_are_drawn_as_often_as_they_are_likely():
   share = np.bincount(drawn, minlength=4) / len(drawn)
   np.testing.assert_allclose(share, likely, atol=0.02)
   assert not share[2]
+
+
+def test_an_mlp_is_dense_layers():
+  """Against the formula, for a classifier, images and a regression."""
+  draw = np.random.default_rng(0)
+  for shape, outputs, hidden in (
+    ((3,), 2, (5, 4)),
+    ((4, 3, 1), 2, (5,)),
+    ((3,), None, (5,)),
+    ((3,), 2, ()),
+  ):
+    model = fi.models.mlp(shape, outputs, hidden=hidden, activation="tanh")
+    params = model.init(jax.random.key(0))
+    assert len(params) == len(hidden) + 1
+    x = draw.normal(size=(6, *shape))
+    expected = x.reshape(6, -1)
+    for i in range(len(params)):
+      layer = jax.tree.map(np.asarray, params[f"dense{i + 1}"])
+      expected = expected @ layer["kernel"] + layer["bias"]
+      expected = np.tanh(expected) if i < len(hidden) else expected
+    expected = expected if outputs else expected[:, 0]
+    np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-6)
+    y = draw.normal(size=6) if outputs is None else draw.integers(0, 2, 6)
+    assert model.loss(model.apply(params, x), y).shape == (6,)
+  for wrong in ({"num_features": 0}, {"hidden": 3}, {"hidden": (3, 0)}):
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))} is"):
+      fi.models.mlp(**{"num_features": 3, "num_classes": 2} | wrong)
+
+
+def test_the_squared_error_is_that_of_gaussian_targets():
+  outputs = np.array([[1.0, 2.0], [3.0, 5.0]])
+  np.testing.assert_allclose(fi.models.mse(outputs, outputs - [1, 3]), [5, 5])
+  with pytest.raises(ValueError, match=r"\[2, 2\], y has \[2\]"):
+    fi.models.mse(outputs, outputs[0])
+  # The mean of exp(-mse) draws: E[mse] = Σ variance / D = D / 2.
+  for shape in ((50_000,), (50_000, 4)):
+    y = models.gaussian(jax.random.key(0), jnp.zeros(shape))
+    expected = np.prod(shape[1:]) / 2
+    assert fi.models.mse(y, 0 * y).mean() == pytest.approx(expected, rel=0.03)
+
+
+class Network(nnx.Module):
+  def __init__(self, rngs, extra=None):
+    self.layers = nnx.List([nnx.Linear(4, 5, rngs=rngs), nnx.relu])
+    self.last = nnx.Linear(5, 3, rngs=rngs)
+    self.extra = extra
+
+  def __call__(self, x):
+    for layer in self.layers:
+      x = layer(x)
+    return self.last(x)
+
+
+def test_an_nnx_module_is_a_model():
+  cross_entropy = fi.models.cross_entropy
+  model = fi.models.from_nnx(lambda rngs: Network(rngs), cross_entropy)
+  params = jax.jit(model.init)(jax.random.key(1))
+  module = Network(nnx.Rngs(jax.random.key(1)))
+  x = np.random.default_rng(0).normal(size=(6, 4))
+  np.testing.assert_allclose(model.apply(params, x), module(x), rtol=1e-6)
+  np.testing.assert_array_equal(params["last"]["kernel"], module.last.kernel)
+  g = jax.grad(lambda w: model.loss(model.apply(w, x), np.zeros(6, int)).sum())
+  assert all(a.any() for a in jax.tree.leaves(g(params)))
+  norm = lambda rngs: Network(rngs, nnx.BatchNorm(5, rngs=rngs))
+  with pytest.raises(ValueError, match=r"Network keeps variables .*extra"):
+    fi.models.from_nnx(norm, cross_entropy)
+  with pytest.raises(ValueError, match=r"make is Network; .* nnx\.Rngs"):
+    fi.models.from_nnx(module, cross_entropy)

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import estimators as named
 import fedinf_jax as fi
 from fedinf_jax import memory
+from fedinf_jax.recipes import estimators as named
 from fedinf_jax.running import planning
 from fedinf_jax.running import task as tasks
 from fedinf_jax.simulation import devices

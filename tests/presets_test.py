@@ -5,8 +5,8 @@ import inspect
 import numpy as np
 import pytest
 
-from experiments import estimators
 import fedinf_jax as fi
+from fedinf_jax.recipes import estimators
 from tests import cases
 
 PLAIN = {

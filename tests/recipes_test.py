@@ -11,15 +11,15 @@ from ml_collections import config_flags
 import numpy as np
 import pytest
 
-from experiments import estimators
 from experiments import launch
-from experiments import recipes
 from experiments.configs import quickstart
 from experiments.configs import setting1
 from experiments.configs import setting1_convex
 from experiments.configs import setting2
 from experiments.configs import setting3
 import fedinf_jax as fi
+from fedinf_jax import recipes
+from fedinf_jax.recipes import estimators
 from fedinf_jax.running import task as tasks
 
 FEW = {"num_clients": 5, "examples": 8, "test_examples": 10}

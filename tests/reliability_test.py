@@ -13,12 +13,12 @@ import pytest
 from rich import console as rich_console
 from scipy import stats
 
-from experiments import recipes
 from experiments import seeds
 from experiments.configs import quickstart
 from experiments.configs import setting2
 from experiments.configs import setting3_small
 import fedinf_jax as fi
+from fedinf_jax import recipes
 from fedinf_jax import report
 from fedinf_jax import rng
 from fedinf_jax.report import sentences

@@ -12,11 +12,11 @@ import pytest
 from rich import console as rich_console
 
 from experiments import cleansing
-from experiments import estimators as named
-from experiments import recipes
 from experiments.configs import quickstart
 import fedinf_jax as fi
+from fedinf_jax import recipes
 from fedinf_jax import report
+from fedinf_jax.recipes import estimators as named
 from fedinf_jax.report import sentences
 from fedinf_jax.running import finishing
 from fedinf_jax.running import interrupts

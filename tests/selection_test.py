@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments import recipes
 import fedinf_jax as fi
+from fedinf_jax import recipes
 from fedinf_jax import selection
 
 

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from experiments import showing
 from fedinf_jax import report
 from fedinf_jax import wording
+from fedinf_jax.command import showing
 from fedinf_jax.report import advice
 from fedinf_jax.report import figures
 from fedinf_jax.report import sentences

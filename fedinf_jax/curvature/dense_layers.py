@@ -61,7 +61,7 @@ def products(
     block: the leaves to sum over; None: all.
   """
   flat = [jax.tree.leaves(g.rows) for g in (a, b)]
-  total = 0
+  total: Any = 0
   for j in range(len(a.outer)) if block is None else block:
     p, q = a.outer[j], b.outer[j]
     if p is None or q is None:
@@ -104,7 +104,7 @@ def gradients(
     return jax.grad(value, (0, 1), has_aux=True)(others, taps)
 
   (rows, deltas), vectors = jax.vmap(of_one)(x, y)
-  outer = dict.fromkeys(rows)
+  outer = {}
   for j, kernel in kernels.items():
     sides = [a[j].reshape(len(x), -1) for a in (vectors, deltas)]
     outer[j] = Outer(*(sides if kernel.rows_first else sides[::-1]))
@@ -112,7 +112,7 @@ def gradients(
   flat = [rows[j].reshape(len(x), -1) for j in range(len(leaves))]
   return PerExample(
     jax.tree.unflatten(structure, flat),
-    tuple(outer[j] for j in range(len(leaves))),
+    tuple(outer.get(j) for j in range(len(leaves))),
   )
 
 

@@ -91,7 +91,8 @@ def require_leaves(name: str, tree_, eps: types.Params, shape_of: Callable):
   """Refuses a tree that has not one array per layer, shape_of(layer) each."""
   leaves = jax.tree.leaves(eps)
   found = jax.tree.leaves(tree_)
-  if jax.tree.structure(tree_) != jax.tree.structure(eps):
+  structure: Any = jax.tree.structure(eps)
+  if jax.tree.structure(tree_) != structure:
     raise ValueError(
       f"report: {name} has {len(found)} arrays; it must have one for each of"
       f" the {len(leaves)} layers of the model, in the same tree"
@@ -128,7 +129,7 @@ class Curvature(NamedTuple):
   lost: Callable[[descents.Descent, Any, types.Params], types.Params]
   # absorb(descent, reports of b participants, eps, lost, attendance, examiner,
   # prepared) -> (lost + Σ_k a_{r,k} (ε_r − P_k ε_r), which terms grew or None).
-  absorb: Callable[..., tuple[types.Params, jax.Array | None]]
+  absorb: Callable[..., tuple[types.Params, Any]]
   # prepare(descent, reports, R, fine=, hits=) -> what whoever holds the reports
   # can make ready for `absorb`; None where it would not pay.
   prepare: Callable[..., Any] = _prepare_nothing
@@ -157,7 +158,7 @@ class Curvature(NamedTuple):
     return not self.interactive and self.serve is None
 
 
-def step_loss(setup: Setup, client: Client, step: jax.Array):
+def step_loss(setup: Setup, client: Client, step: jax.Array | int):
   """Returns w -> the client's loss in one of its local steps."""
   return fedavg.step_loss(
     setup.model, setup.fed, client.examples, client.draws, step
@@ -165,7 +166,7 @@ def step_loss(setup: Setup, client: Client, step: jax.Array):
 
 
 # Fields of a curvature whose reports do not come from participants.
-NOT_SENT = {
+NOT_SENT: dict[str, Any] = {
   "prepare": _prepare_nothing,
   "check_report": _accept_report,
   "restrain": _leave_as_it_is,
@@ -178,13 +179,32 @@ def propagate(curvature: Curvature, descent: descents.Descent, report, eps):
 
 
 def answer(curvature: Curvature, setup: Setup, client: Client, eps) -> Answer:
-  """Makes an interactive participant's answer to every ε (leaves [R, ...])."""
+  """Makes an interactive participant's answer to every ε (leaves [R, ...]).
+
+  Examples:
+    >>> from fedinf_jax import federation, rng
+    >>> from fedinf_jax.data import on_device
+    >>> hessian = fi.exact_hessian()
+    >>> basic = {"basic": fi.estimator(hessian, fi.no_guard())}
+    >>> setup = federation.setup(model, fed, basic, run.params, max_examples=20)
+    >>> draws = rng.draws(0, 1, "hospital 3")
+    >>> examples = on_device.alone(*data.client(3))
+    >>> _, client = federation.train(setup)(run.params, examples, draws)
+    >>> jax.tree.map(np.shape, fi.answer(hessian, setup, client, run.exact_eps))
+    Answer(lost={'dense': {'bias': (6, 3), 'kernel': (6, 4, 3)}})
+  """
   report = curvature.report(setup, client)
   return Answer(curvature.lost(setup.descent, report, eps))
 
 
 def truncated() -> Curvature:
-  """Makes P_k = 0: combinatorial influence alone, nothing uploaded."""
+  """Makes P_k = 0: combinatorial influence alone, nothing uploaded.
+
+  Examples:
+    >>> made = fi.estimator(fi.truncated(), fi.no_guard())
+    >>> fi.upload_bytes(model, data, fed, made)
+    0
+  """
   lost = lambda descent, report, eps: eps
   return Curvature(
     name="truncated",

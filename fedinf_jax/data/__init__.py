@@ -6,3 +6,5 @@ from fedinf_jax.data import partition as partition
 from fedinf_jax.data.federated import FederatedData as FederatedData
 from fedinf_jax.data.glyph_writers import glyphs as glyphs
 from fedinf_jax.data.leaf_synthetic import synthetic as synthetic
+from fedinf_jax.data.reading import read as read
+from fedinf_jax.data.reading import Reading as Reading

@@ -57,7 +57,7 @@ def read(name: str, folder: Any, file: str) -> dict[str, np.ndarray]:
     raise ValueError(f"{name}: {folder} holds no saved run (no {file})")
   files.require_regular(path)
   try:
-    with open(path, "rb") as file, np.load(file, allow_pickle=False) as opened:
+    with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as opened:
       return dict(opened)
   except (
     *(OSError, ValueError, KeyError, EOFError),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import os
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,24 @@ class FederatedData:
     ids: K distinct ids. A client's random draws follow its id, so clients
       with ids can be dropped or reordered without touching the others.
     num_classes: labels lie in [0, num_classes); None where not declared.
+
+  Examples:
+    >>> data.num_clients, data.ids[0], data.num_examples[0]
+    (6, 'hospital 0', np.int64(20))
+    >>> x_0, y_0 = data.client(0)
+    >>> len(data.clients()), data.pooled()[0].shape, data.offsets[-1]
+    (6, (120, 4), np.int64(120))
+    >>> train, held_out = data.split(0.8, seed=0)
+    >>> held_out.owners[:5]  # Whose each row is, as a position of clients.
+    array([0, 0, 0, 0, 1])
+    >>> some, others = data.hold_out(0.3, seed=0)  # Whole clients.
+    >>> others.num_clients, data.without(["hospital 0"]).num_clients
+    (2, 5)
+    >>> data.positions(["hospital 2"]), data.take([4, 2]).ids
+    ([2], ('hospital 4', 'hospital 2'))
+    >>> data.with_examples(np.arange(30)).num_examples
+    array([20, 10])
+    >>> data.require_labels(3, "this example asks")
   """
 
   x: np.ndarray
@@ -55,11 +74,19 @@ class FederatedData:
 
     Raises:
       ValueError: naming the client and the field that is wrong.
+
+    Examples:
+      >>> pairs = [(x[0], y[0]), (x[1], y[1])]
+      >>> fi.FederatedData.from_clients(pairs, ids=["a", "b"]).ids
+      ('a', 'b')
+      >>> by_id = {"a": pairs[0], "b": pairs[1]}
+      >>> fi.FederatedData.from_clients(by_id).num_examples
+      array([20, 20])
     """
     if isinstance(clients, Mapping):
       if ids is not None:
         raise ValueError("ids: a dictionary of clients has its ids as keys")
-      ids, clients = list(clients), clients.values()
+      ids, clients = list(clients), list(clients.values())
     clients = packing.listed("clients", clients)
     ids = packing.ids(ids, len(clients))
     pairs = list(map(packing.pair, ids, clients))
@@ -73,6 +100,69 @@ class FederatedData:
       ids,
       num_classes,
     )
+
+  @classmethod
+  def from_csv(cls, path: str | os.PathLike, **options) -> "FederatedData":
+    """Reads a CSV or Parquet file, or a folder of one per client.
+
+    `fi.data.read`, which also says what was found and encodes other files.
+
+    Args:
+      path: of the file or folder.
+      **options: `client` and `label`, names of columns, and `task`.
+    """
+    return _read(path, options)
+
+  @classmethod
+  def from_npz(cls, path: str | os.PathLike, **options) -> "FederatedData":
+    """Reads an .npz with the arrays x [N, ...], y [N] and client [N].
+
+    Args:
+      path: of the file.
+      **options: `client` and `label`, other names of the arrays, and `task`.
+    """
+    return _read(path, options)
+
+  @classmethod
+  def from_dataframe(cls, frame: Any, **options) -> "FederatedData":
+    """Takes a table with a row per example, encoded as `fi.data.read` does.
+
+    Args:
+      frame: anything with columns: of pandas, Polars or Arrow, or a dictionary.
+      **options: `client` and `label`, names of columns, and `task`.
+    """
+    return _read(frame, options)
+
+  @classmethod
+  def from_dict(
+    cls,
+    clients: Mapping[Any, tuple[Any, Any]],
+    num_classes: int | None = None,
+  ) -> "FederatedData":
+    """Takes {id: (x [n_k, ...], y [n_k, ...])}; see `from_clients`."""
+    if not isinstance(clients, Mapping):
+      raise ValueError(
+        f"clients is a {type(clients).__name__}; it must be a dictionary"
+        " {id: (x, y)}"
+      )
+    return cls.from_clients(clients, num_classes=num_classes)
+
+  @classmethod
+  def from_arrays(
+    cls, x: Any, y: Any, client: Sequence[Any], num_classes: int | None = None
+  ) -> "FederatedData":
+    """Takes examples and the client of each, as they are.
+
+    Args:
+      x: [N, ...].
+      y: [N, ...].
+      client: N ids; clients come in order of first appearance.
+      num_classes: as in `from_clients`.
+    """
+    # Here because it imports this file.
+    from fedinf_jax.data import partition
+
+    return partition.by_writer(x, y, writers=client, num_classes=num_classes)
 
   def __post_init__(self):
     self._check_layout()
@@ -118,7 +208,7 @@ class FederatedData:
     """Returns all examples as one (x, y)."""
     return self.x, self.y
 
-  def take(self, positions: Sequence[int]) -> "FederatedData":
+  def take(self, positions: Sequence[int] | np.ndarray) -> "FederatedData":
     """Returns the clients at `positions`, in that order, with their ids."""
     clients = self.clients()
     positions = self._checked(packing.listed("positions", positions))
@@ -274,6 +364,13 @@ class FederatedData:
           f"client {k}: positions run from 0 to {self.num_clients - 1}"
         )
     return positions
+
+
+def _read(source, options):
+  # Here because it imports this file.
+  from fedinf_jax.data import reading
+
+  return reading.read(source, **options).data
 
 
 def check(data: Any) -> FederatedData:

@@ -5,21 +5,16 @@ directly, or prepare it once for TensorFlow Datasets, which takes a tenth of the
 space and a third of the time; both ways give the same arrays.
 """
 
-import collections
-from collections.abc import Iterator
 import itertools
-import json
 import os
-import pathlib
 import reprlib
-from typing import Any
 
 import numpy as np
 
-from fedinf_jax import checks
 from fedinf_jax.data import federated
 from fedinf_jax.data import femnist_npz
 from fedinf_jax.data import files
+from fedinf_jax.data import leaf
 
 NUM_CLASSES = 62  # 0–9 digits, 10–35 upper case, 36–61 lower case
 IMAGE_SHAPE = (28, 28, 1)
@@ -45,24 +40,22 @@ def from_leaf(
 
   Raises:
     ValueError: naming the file, the writer and the field that is wrong.
+
+  Examples:
+    >>> import json, pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> images = {"x": [[1.0] * 784] * 2, "y": [10, 11]}
+    >>> leaf = {"users": ["w"], "num_samples": [2], "user_data": {"w": images}}
+    >>> _ = (folder / "all.json").write_text(json.dumps(leaf))
+    >>> fi.data.femnist.from_leaf(folder).x.shape
+    (2, 28, 28, 1)
   """
-  paths = leaf_files(folder, split)
-  clients, home = [], {}
-  for path in paths:
-    for writer, x, y in _read(path):
-      if writer in home:
-        raise ValueError(
-          f"{path}: writer {writer!r} is already in {home[writer].name};"
-          " a writer's images belong together"
-        )
-      home[writer] = path
-      clients.append((x, y))
-  if not clients:
-    names = ", ".join(path.name for path in paths)
-    raise ValueError(f"{paths[0].parent}: no file names a writer ({names})")
-  return federated.FederatedData.from_clients(
-    clients, ids=tuple(home), num_classes=NUM_CLASSES
-  )
+  paths = leaf.paths(folder, split)
+  clients = {
+    writer: (_images(x, where), _labels(y, where))
+    for writer, x, y, where in leaf.users(paths, "writer", counted=True)
+  }
+  return federated.FederatedData.from_clients(clients, num_classes=NUM_CLASSES)
 
 
 def prepare_tfds(leaf_folder: str | os.PathLike, data_dir: str | os.PathLike):
@@ -76,11 +69,23 @@ def prepare_tfds(leaf_folder: str | os.PathLike, data_dir: str | os.PathLike):
     ValueError: as `from_leaf`, or a pixel is no 8-bit grey and could not be
       stored exactly, or the data set is there already: silently keeping or
       replacing it could leave the data of another folder.
+
+  Examples:
+    >>> import json, pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> images = {"x": [[1.0] * 784] * 2, "y": [10, 11]}
+    >>> leaf = {"users": ["w"], "num_samples": [2], "user_data": {"w": images}}
+    >>> _ = (folder / "all.json").write_text(json.dumps(leaf))
+    >>> fi.data.femnist.prepare_tfds(folder, folder / "tfds")
+    Downloading and preparing ... to ...
+    Dataset femnist downloaded and prepared to ...
+    >>> fi.data.femnist.from_tfds(folder / "tfds").ids
+    ('w',)
   """
   import tensorflow_datasets as tfds  # Here because it is slow to import.
 
-  for split in leaf_splits(leaf_folder):
-    leaf_files(leaf_folder, split)
+  for split in leaf.splits(leaf_folder):
+    leaf.paths(leaf_folder, split)
   builder = _tfds_builder(data_dir)
   if builder.data_path.exists():
     raise ValueError(
@@ -96,7 +101,20 @@ def prepare_tfds(leaf_folder: str | os.PathLike, data_dir: str | os.PathLike):
 def from_tfds(
   data_dir: str | os.PathLike, split: str = "train"
 ) -> federated.FederatedData:
-  """Reads what `prepare_tfds` wrote: what `from_leaf` gives, exactly."""
+  """Reads what `prepare_tfds` wrote: what `from_leaf` gives, exactly.
+
+  Examples:
+    >>> import json, pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> images = {"x": [[1.0] * 784] * 2, "y": [10, 11]}
+    >>> leaf = {"users": ["w"], "num_samples": [2], "user_data": {"w": images}}
+    >>> _ = (folder / "all.json").write_text(json.dumps(leaf))
+    >>> fi.data.femnist.prepare_tfds(folder, folder / "tfds")
+    Downloading and preparing ... to ...
+    Dataset femnist downloaded and prepared to ...
+    >>> fi.data.femnist.from_tfds(folder / "tfds").num_examples
+    array([2])
+  """
   builder = _tfds_builder(data_dir)
   splits = list(builder.info.splits)
   if not splits:
@@ -115,9 +133,9 @@ def from_tfds(
     ) from error
   clients, ids = [], []
   for writer, group in itertools.groupby(examples, lambda e: e["writer_id"]):
-    group = list(group)
-    x = from_greys(np.stack([example["image"] for example in group]))
-    y = np.array([example["label"] for example in group], np.int32)
+    own = list(group)
+    x = from_greys(np.stack([example["image"] for example in own]))
+    y = np.array([example["label"] for example in own], np.int32)
     clients.append((x, y))
     ids.append(writer.decode())
   return federated.FederatedData.from_clients(
@@ -139,6 +157,15 @@ def from_npz(
   Returns:
     What `from_leaf` would, writers in the order of `users`; those without
     images in the split are left out.
+
+  Examples:
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "writers.npz")
+    >>> white = np.full((2, 784), 255, np.uint8)
+    >>> split = {"x_train": white, "y_train": [10, 11], "u_train": [0, 0]}
+    >>> np.savez(path, users=["w"], **split)
+    >>> fi.data.femnist.from_npz(path).num_examples
+    array([2])
   """
   users, x, y, owner = femnist_npz.read(path, split, NUM_CLASSES, _PIXELS)
   images = from_greys(x).reshape(-1, *IMAGE_SHAPE)
@@ -156,30 +183,13 @@ def from_npz(
     raise ValueError(f"{path}: {error}") from error
 
 
-def leaf_splits(folder: str | os.PathLike) -> list[str]:
-  """Returns which of train and test `folder` has; a flat one is train."""
-  folder = files.path("folder", folder)
-  return [s for s in ("train", "test") if (folder / s).is_dir()] or ["train"]
-
-
-def leaf_files(folder: str | os.PathLike, split: str) -> list[pathlib.Path]:
-  """Returns the sorted *.json of one split, at least one."""
-  folder = files.path("folder", folder)
-  files.path("split", split)
-  if (folder / split).is_dir():
-    folder = folder / split
-  paths = sorted(folder.glob("*.json"))
-  if not paths:
-    problem = "has no *.json" if folder.is_dir() else "is not a folder"
-    raise ValueError(
-      f"{folder}: {problem}; LEAF's files belong there or in its subfolder"
-      f" {split!r}"
-    )
-  return paths
-
-
 def from_greys(greys: np.ndarray) -> np.ndarray:
-  """Maps grey levels 0 … 255 to float32 g / 255, rounded once."""
+  """Maps grey levels 0 … 255 to float32 g / 255, rounded once.
+
+  Examples:
+    >>> fi.data.femnist.from_greys(np.array([0, 51, 255], np.uint8))
+    array([0. , 0.2, 1. ], dtype=float32)
+  """
   return (greys / np.float64(255)).astype(np.float32)
 
 
@@ -194,72 +204,6 @@ def _tfds_builder(data_dir):
     raise ValueError(
       f"{data_dir}: {error}; delete it and prepare_tfds again"
     ) from error
-
-
-def _read(path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-  """Yields (writer, x, y) of one file, trusting nothing in it."""
-  content = files.read(path)
-  try:
-    leaf = json.loads(content.decode(), object_pairs_hook=_distinct)
-  except (ValueError, RecursionError, MemoryError) as error:
-    raise ValueError(f"{path}: is not LEAF's JSON ({error})") from error
-  users = _field(leaf, "users", list, path)
-  num_samples = _field(leaf, "num_samples", list, path)
-  user_data = _field(leaf, "user_data", dict, path)
-  for i, user in enumerate(users):
-    if not isinstance(user, str):
-      raise ValueError(
-        f"{path}: users[{i}] is {reprlib.repr(user)}; it must be a string"
-      )
-    checks.identifier(f"{path}: users[{i}]", user)
-  if len(num_samples) != len(users):
-    raise ValueError(
-      f"{path}: num_samples has {len(num_samples)} entries for {len(users)}"
-      " users; it must have one for each"
-    )
-  astray = user_data.keys() ^ set(users)
-  if astray:
-    raise ValueError(
-      f"{path}: writer {min(astray)!r} must be in both users and user_data"
-    )
-  for writer, n in zip(users, num_samples, strict=True):
-    where = f"{path}: writer {writer!r}"
-    x = _field(user_data[writer], "x", list, where)
-    y = _field(user_data[writer], "y", list, where)
-    if type(n) is not int or not len(x) == len(y) == n:
-      raise ValueError(
-        f"{where}: x has {len(x)} images, y has {len(y)} labels, num_samples is"
-        f" {reprlib.repr(n)}; they must agree"
-      )
-    if not n:
-      raise ValueError(f"{where}: x has no images; leave the writer out")
-    yield writer, _images(x, where), _labels(y, where)
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  """Makes a JSON object, where `dict` would drop a repeated key silently."""
-  made = dict(pairs)
-  if len(made) < len(pairs):
-    counts = collections.Counter(key for key, _ in pairs)
-    twice = counts.most_common(1)[0][0]
-    raise ValueError(f"the key {twice!r} occurs twice in an object")
-  return made
-
-
-def _field(owner, name, kind, where):
-  """Returns owner[name], checked to be there and of the right kind."""
-  if not isinstance(owner, dict):
-    raise ValueError(
-      f"{where}: expected an object with {name!r}, not {reprlib.repr(owner)}"
-    )
-  if name not in owner:
-    raise ValueError(f"{where}: {name} is missing")
-  if not isinstance(owner[name], kind):
-    raise ValueError(
-      f"{where}: {name} is {reprlib.repr(owner[name])}; it must be a"
-      f" {kind.__name__}"
-    )
-  return owner[name]
 
 
 def _images(rows, where):

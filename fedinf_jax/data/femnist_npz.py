@@ -2,14 +2,12 @@
 
 import os
 from typing import Any
-import zipfile
 
 import numpy as np
-from numpy.lib import format as npy
 
 from fedinf_jax import checks
-from fedinf_jax import memory
 from fedinf_jax.data import files
+from fedinf_jax.data import npz
 
 
 def read(
@@ -28,7 +26,7 @@ def read(
   """
   names = ("users", f"x_{split}", f"y_{split}", f"u_{split}")
   path = files.path("path", path)
-  users, x, y, owner = _load(path, names)
+  users, x, y, owner = npz.load(path, names)
   if x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != num_pixels:
     raise ValueError(
       f"{path}: {names[1]} is {x.dtype} {list(x.shape)}; it must be uint8"
@@ -50,44 +48,6 @@ def read(
   _within(f"{path}: {names[2]}", y, num_classes, "a label")
   _within(f"{path}: {names[3]}", owner, len(users), "a row of users")
   return users, x, y.astype(np.int32), owner.astype(np.int64)
-
-
-def _load(path, names):
-  """Returns the named arrays."""
-  files.require_regular(path)
-  try:
-    with zipfile.ZipFile(path) as archive:
-      return [_array(archive, name) for name in names]
-  # A damaged byte leads anywhere: zlib, struct, the header's syntax, memory.
-  except Exception as error:
-    raise ValueError(
-      f"{path}: is no .npz with {', '.join(names)} ({error})"
-    ) from error
-
-
-def _array(archive, name):
-  """Reads one array, whose header must claim what there is, and no more."""
-  info = archive.getinfo(f"{name}.npy")
-  memory.require(f"{name}: it", info.file_size)
-  with archive.open(info) as member:
-    version = npy.read_magic(member)
-    read_header = {
-      (1, 0): npy.read_array_header_1_0,
-      (2, 0): npy.read_array_header_2_0,
-    }[version]
-    shape, _, dtype = read_header(member)
-    if dtype.hasobject:
-      raise ValueError(f"{name}: it holds Python objects, not numbers or text")
-    claimed = dtype.itemsize
-    for side in shape:
-      claimed *= side  # Python's integers do not overflow.
-    held = info.file_size - member.tell()
-    if claimed != held:
-      raise ValueError(
-        f"{name}: the header claims {claimed:,} bytes, there are {held:,}"
-      )
-  with archive.open(info) as member:
-    return npy.read_array(member, allow_pickle=False)
 
 
 def _users(name, users):

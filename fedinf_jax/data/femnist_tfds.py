@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from fedinf_jax.data import femnist
+from fedinf_jax.data import leaf
 
 
 class Femnist(tfds.core.GeneratorBasedBuilder):
@@ -54,7 +55,7 @@ class Femnist(tfds.core.GeneratorBasedBuilder):
     folder = dl_manager.manual_dir
     return {
       split: self._generate_examples(folder, split)
-      for split in femnist.leaf_splits(folder)
+      for split in leaf.splits(folder)
     }
 
   def _generate_examples(self, folder, split):

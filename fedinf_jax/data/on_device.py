@@ -1,5 +1,6 @@
 """Clients on the device: all of them back to back, and one client's slice."""
 
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -17,7 +18,8 @@ class Examples(NamedTuple):
   x: jax.Array  # [N, ...]
   y: jax.Array  # [N, ...]
   first: jax.Array  # [] where the client's own examples begin in the slice
-  count: jax.Array  # [] how many they are, n_k
+  # [] how many they are, n_k
+  count: jax.Array  # type: ignore[assignment]  # hides a method of tuples
 
 
 class Held(NamedTuple):
@@ -40,7 +42,8 @@ class Clients(NamedTuple):
   x: jax.Array  # [N, ...]
   y: jax.Array  # [N, ...]
   offset: jax.Array  # int32 [K + 1]
-  count: jax.Array  # int32 [K + 1]
+  # int32 [K + 1]
+  count: jax.Array  # type: ignore[assignment]  # hides a method of tuples
   words: jax.Array  # uint32 [K + 1, 2], hashed ids
 
 
@@ -57,7 +60,8 @@ def put(data: federated.FederatedData) -> Clients:
 
 def on_host(data: federated.FederatedData) -> Clients:
   """Returns the clients as they will lie on the device, in NumPy arrays."""
-  return Clients(
+  clients: Any = Clients  # Of arrays that are not JAX's yet.
+  return clients(
     x=data.x,
     y=data.y,
     offset=np.append(data.offsets[:-1], 0).astype(np.int32),
@@ -90,11 +94,9 @@ def excerpt(clients: Clients, some: np.ndarray, num_examples: int):
     some: which.
     num_examples: how many to return; those left over repeat the first.
   """
-  index = [
-    np.arange(clients.offset[k], clients.offset[k] + clients.count[k])
-    for k in some
-  ]
-  index = np.resize(np.concatenate([*index, [0]]).astype(int), num_examples)
-  offset = np.zeros_like(clients.offset)
-  offset[some] = np.cumsum(clients.count[some]) - clients.count[some]
+  begin, count = np.asarray(clients.offset), np.asarray(clients.count)
+  own = [np.arange(begin[k], begin[k] + count[k]) for k in some]
+  index = np.resize(np.concatenate([*own, [0]]).astype(int), num_examples)
+  offset = np.zeros_like(begin)
+  offset[some] = np.cumsum(count[some]) - count[some]
   return clients.x[index], clients.y[index], offset

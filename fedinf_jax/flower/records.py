@@ -56,7 +56,7 @@ def from_record(record: app.ArrayRecord, like: types.Params) -> types.Params:
         f" {leaf.dtype} {list(leaf.shape)}"
       )
     found.append(array)
-  return jax.tree.structure(like).unflatten(found)
+  return jax.tree.unflatten(jax.tree.structure(like), found)
 
 
 def statement(client: str, round_: int, **others) -> app.ConfigRecord:

@@ -161,7 +161,7 @@ def fingerprint(
   if optimizer is not None:
     made = jax.eval_shape(optimizer.init, params)
     optimizer = str(jax.tree.structure(made))
-  about = [
+  about: list[Any] = [
     server.seed, fed.cohort_size, fed.local_steps, fed.learning_rate, optimizer,
     fed.batch_size, server.setup.max_examples,
   ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 import io
 import math
+from typing import Any
 from typing import NamedTuple
 import warnings
 
@@ -24,7 +25,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 DASHES = ("-", (0, (2.5, 1.5)), (0, (0.8, 1.2)))
 HELPS, HURTS, MUTED = "#2166ac", "#b2182b", "#6b7280"
 TRUTH = {"color": "#111827", "ls": (0, (4, 2)), "lw": 1.3, "zorder": 3}
-STYLE = {
+STYLE: dict[Any, Any] = {
   "font.size": 9,
   "axes.titlesize": 9.5,
   "axes.titlelocation": "left",
@@ -74,7 +75,8 @@ def image(figure: matplotlib.figure.Figure) -> Image:
     # Ids may hold characters that the font lacks; they become boxes.
     warnings.filterwarnings("ignore", message="Glyph .* missing")
     # Not savefig, which draws everything twice.
-    figure.canvas.print_png(png, metadata={"Software": None})
+    agg: Any = figure.canvas  # See `figure_of`.
+    agg.print_png(png, metadata={"Software": None})
     figure.set_layout_engine("none")
     made = io.StringIO()
     canvas = matplotlib.backends.backend_svg.FigureCanvasSVG(figure)
@@ -157,8 +159,8 @@ def log_axes(axes, lines, sizes):
   if not size:
     size = min((m for v in lines if (m := largest(v))), default=1.0)
   ceiling = min(most * 1.6, size * HEADROOM)
-  positive = [v[(v > 0) & np.isfinite(v)] for v in lines]
-  positive = np.concatenate([*positive, [ceiling / 10]])
+  above = [v[(v > 0) & np.isfinite(v)] for v in lines]
+  positive = np.concatenate([*above, [ceiling / 10]])
   # Not the least: errors start from nothing.
   floor = max(np.quantile(positive, 0.03) / 2, ceiling / 10**DECADES)
   for ax in axes:

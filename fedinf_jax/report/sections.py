@@ -22,7 +22,7 @@ def cleansed(contents: workdir.Contents) -> str:
     f" {c['test_examples']:,} others (held out). Fig. 4 shows the same, and the"
     " paper's way beside it.</p>"
     '<div class="scroll" tabindex="0" role="region" aria-label="Clients left'
-    f' out">{tables.cleansed(contents)}</div></section>'
+    f' out">{tables.cleansed(c)}</div></section>'
   )
 
 
@@ -44,13 +44,13 @@ def debugged(contents: workdir.Contents, figures: str) -> str:
     f" ({tables.escaped(debug['kind'])}):"
     f" {', '.join(map(tables.escaped, ids))}. AUROC is the chance that a score"
     " ranks a bad client below a good one: 0.5 is guessing, 1 is perfect."
-    f" Found: of as many clients as are bad, those with the worst scores, the"
-    " share that is bad. Scores are measured on"
+    " Found (precision at k): of as many clients as are bad, those with the"
+    " worst scores, the share that is bad. Scores are measured on"
     f" {debug['validation_examples']:,} examples; the model, trained again"
     " without those clients, on"
     f" {debug['test_examples']:,} others.</p>"
     '<div class="scroll" tabindex="0" role="region" aria-label="Scores">'
-    f"{tables.debug(contents)}</div>"
+    f"{tables.debug(debug)}</div>"
     '<figure class="over-rounds"><h3>AUROC over the rounds</h3>'
     '<div id="detection"></div></figure>'
     f"{figures}</section>"

@@ -1,6 +1,8 @@
 """Tables of the page."""
 
+from collections.abc import Callable
 import html
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +46,7 @@ def table(heads, rows) -> str:
 
 def estimators(contents: workdir.Contents) -> str:
   """Tabulates cost and quality of the estimators."""
-  columns = (
+  columns: tuple[tuple[str, str, Callable, Callable | None], ...] = (
     ("Pearson", "fil_pearson", numbers.correlation, max),
     ("Spearman", "fil_spearman", numbers.correlation, max),
     ("FIP error", "fip_relative_error", numbers.digits, min),
@@ -91,12 +93,16 @@ def layers(contents: workdir.Contents) -> str:
   return table([*heads, "largest growth"], rows)
 
 
-def debug(contents: workdir.Contents) -> str:
-  """Tabulates which score finds bad clients, and what is gained by it."""
-  scores = contents.debug["scores"]
+def debug(found: dict[str, Any]) -> str:
+  """Tabulates which score finds bad clients, and what is gained by it.
+
+  Args:
+    found: what debug.json holds.
+  """
+  scores = found["scores"]
   best = max((s["auroc"] or 0.0 for s in scores.values()), default=0.0)
   rows = []
-  for who, then in contents.debug["gain"].items():
+  for who, then in found["gain"].items():
     score = scores.get(who, {"precision_at_k": None, "auroc": None})
     auroc = numbers.fixed(score["auroc"], 2)
     if score["auroc"] == best:
@@ -119,9 +125,13 @@ ENDS = {
 }
 
 
-def cleansed(contents: workdir.Contents) -> str:
-  """Tabulates what becomes of the model without a share of the clients."""
-  curves = [c for c in contents.cleanse["curves"] if c["way"] == "held_out"]
+def cleansed(found: dict[str, Any]) -> str:
+  """Tabulates what becomes of the model without a share of the clients.
+
+  Args:
+    found: what cleanse.json holds.
+  """
+  curves = [c for c in found["curves"] if c["way"] == "held_out"]
   curves = [c for c in curves if c["score"] in ("fil", "random", "none")]
   rows = []
   for share in sorted({c["fraction"] for c in curves}):

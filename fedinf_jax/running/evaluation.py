@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
+import scipy
 
 from fedinf_jax import influence
 from fedinf_jax import metrics as metrics_
@@ -53,9 +53,10 @@ def evaluator(
   passed = {(s.estimator, s.round): s for s in scores}
 
   def loss_and_accuracy(outputs, y):
-    return jnp.stack(
-      [model.loss(outputs, y).mean(), metrics_.accuracy(outputs, y)]
-    )
+    hits = jnp.nan
+    if jnp.issubdtype(y.dtype, jnp.integer) and y.shape == outputs.shape[:-1]:
+      hits = metrics_.accuracy(outputs, y)
+    return jnp.stack([model.loss(outputs, y).mean(), hits])
 
   @jax.jit
   def present(params, x, y):
@@ -162,13 +163,13 @@ def agreement(evaluation: Evaluation, name: str) -> records.Agreement:
   fil, fia = evaluation.fil, evaluation.fia
   found = found._replace(
     fil_pearson=reliability.correlation(
-      stats.pearsonr, fil[name], fil["exact"]
+      scipy.stats.pearsonr, fil[name], fil["exact"]
     ),
     fil_spearman=reliability.correlation(
-      stats.spearmanr, fil[name], fil["exact"]
+      scipy.stats.spearmanr, fil[name], fil["exact"]
     ),
     fia_pearson=reliability.correlation(
-      stats.pearsonr, fia[name], fia["exact"]
+      scipy.stats.pearsonr, fia[name], fia["exact"]
     ),
   )
   if name not in evaluation.error:
@@ -194,8 +195,12 @@ def repeated(evaluation: Evaluation) -> records.Reliability | None:
     **reliability.reliability(*exact)._asdict(),
     estimators={
       name: records.WithMean(
-        reliability.correlation(stats.pearsonr, evaluation.fil[name], mean),
-        reliability.correlation(stats.spearmanr, evaluation.fil[name], mean),
+        reliability.correlation(
+          scipy.stats.pearsonr, evaluation.fil[name], mean
+        ),
+        reliability.correlation(
+          scipy.stats.spearmanr, evaluation.fil[name], mean
+        ),
       )
       for name in names(evaluation)
     },

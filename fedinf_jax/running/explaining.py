@@ -1,6 +1,7 @@
 """Who made the model say what it says about one test example."""
 
 import pathlib
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,24 +33,25 @@ def explain(task: tasks.Task, folder: pathlib.Path, state) -> str:
     A line that names the clients that matter most.
   """
   run = simulation.Run.of(task.model, state, task.train, copy=False)
-  rows = slice(task.explain, task.explain + 1)
-  x, y = task.x[rows], task.y[rows]
+  row: Any = task.explain  # Not None, or nobody would have asked.
+  x: Any = task.x[row : row + 1]
+  y = task.y[row : row + 1]
   outputs = task.model.apply(jax.tree.map(np.asarray, state.params), x)
   present = np.asarray(metrics.predictions(outputs, y), float)[0]
   labels = int(present.argmax()), int(y[0])
-  columns = {
+  columns: dict[str, Any] = {
     "client_id": list(task.train.ids),
     "predicted_label": [labels[0]] * run.num_removals,
     "true_label": [labels[1]] * run.num_removals,
   }
   for name in run.names:
-    change = run.influence(metrics.predictions, x, y, of=name)
-    change = run.everyone(change, name)[:, 0]
+    found = run.influence(metrics.predictions, x, y, of=name)
+    change = run.everyone(found, name)[:, 0]
     for title, label in zip(records.EXPLAINED, labels, strict=True):
       columns[f"{title}_{name}"] = change[:, label]
   processes.on_first(
     files.write,
-    folder / records.explained(task.explain),
+    folder / records.explained(row),
     tables.csv_text(columns),
   )
   by = next(iter(run.names), None)

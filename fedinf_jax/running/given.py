@@ -9,7 +9,7 @@ from typing import Any
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from fedinf_jax import checks
 from fedinf_jax import memory
@@ -78,7 +78,7 @@ def measure(
   last = _last(run, table, loss, accuracy)
   metrics, history = _rounds(run, last)
   told = _about(run, str(name))
-  late = summaries.last_quarter(files.plain(metrics), run.rounds)
+  late = summaries.last_quarter(files.plain(metrics), metrics[-1].round)
   model_bytes = memory.tree_bytes(run.params)
   return Given(
     about=told,
@@ -91,7 +91,7 @@ def measure(
       table,
       run.params,
       rounds=run.rounds,
-      train_examples=int(np.sum(run.num_examples)),
+      train_examples=int(np.asarray(run.num_examples).sum()),
       test_examples=len(x),
       seed=_seed(run),
       loss=loss,
@@ -230,13 +230,13 @@ def _agreement(run, name, fil, round_):
     return found
   of = lambda kind: reliability.correlation(kind, fil[name], fil["exact"])
   return found._replace(
-    fil_pearson=of(stats.pearsonr), fil_spearman=of(stats.spearmanr)
+    fil_pearson=of(scipy.stats.pearsonr), fil_spearman=of(scipy.stats.spearmanr)
   )
 
 
 def _about(run, name):
   """Returns config.json."""
-  config = {"written_by": WRITTEN_BY}
+  config: dict[str, Any] = {"written_by": WRITTEN_BY}
   if run.made is not None:
     config |= {"seed": run.made.seed, "fed": run.made.fed}
     kinds = run.made.estimators.items()

@@ -19,7 +19,7 @@ from fedinf_jax.running import records
 try:
   import fcntl
 except ImportError:  # There is none on Windows.
-  fcntl = None
+  fcntl = None  # type: ignore[assignment]  # a module that may be missing
 
 # What file systems without locks answer.
 _NO_LOCKS = {

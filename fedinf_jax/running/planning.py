@@ -5,6 +5,7 @@ tests/planning_test.py compares them with the compiled program's own account.
 
 from collections.abc import Mapping
 import math
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -124,7 +125,7 @@ def bottleneck(sizes: Sizes, machine: Machine) -> str:
     "replay": found.replay / machine.flops,
     "traffic": found.traffic / machine.link,
   }
-  return max(seconds, key=seconds.get)
+  return max(seconds, key=seconds.__getitem__)
 
 
 def sizes_of(
@@ -149,9 +150,9 @@ def sizes_of(
     for a in (train.x, train.y)
   )
   loss = lambda w, x, y: model.loss(model.apply(w, x), y).mean()
-  gradient = jax.jit(jax.grad(loss)).lower(params, x, y).cost_analysis()
+  cost: Any = jax.jit(jax.grad(loss)).lower(params, x, y).cost_analysis()
   typical = min(train.num_examples.mean(), fed.batch_size or math.inf)
-  training = gradient["flops"] / largest * typical * fed.local_steps
+  training = cost["flops"] / largest * typical * fed.local_steps
   num_params = sum(a.size for a in jax.tree.leaves(params))
   uploads, propagations = _uploads(task, estimators, training, num_params)
   return Sizes(

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import sys
 import time
+from typing import Any
 
 from rich import console as rich_console
 from rich import progress as rich_progress
@@ -76,7 +77,7 @@ def _live_line(screen, rounds, done, among):
     )
 
     def show(round_, pace, metrics):
-      fields = {"pace": f"{pace:.2g} s/round"}
+      fields: dict[str, Any] = {"pace": f"{pace:.2g} s/round"}
       if metrics is not None:
         fields["words"] = words(metrics, among)
       elif bar.tasks[task].fields["words"].startswith("compiling"):
@@ -129,14 +130,14 @@ def words(metrics: records.Metrics, among: str = "") -> str:
     if e.fil_pearson is not None
   }
   if known:
-    best = max(known, key=known.get)
+    best = max(known, key=known.__getitem__)
     label = f"{best}, {among}" if among else best
     parts.append(f"Pearson {known[best]:.3f} ({label})")
     reliability = metrics.reliability
     if reliability is not None and reliability.ceiling is not None:
       parts.append(f"ceiling {reliability.ceiling:.3f}")
-  truncated = [e.truncated_fraction for e in metrics.estimators.values()]
-  truncated = [share for share in truncated if share is not None]
+  shares = [e.truncated_fraction for e in metrics.estimators.values()]
+  truncated = [share for share in shares if share is not None]
   if truncated:
     parts.append(f"truncated {max(truncated):.0%}")
   return ", ".join(parts)

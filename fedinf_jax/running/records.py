@@ -174,7 +174,7 @@ class Repeats(NamedTuple):
 class Top(NamedTuple):
   """Clients to replay, yet to be chosen: those at both ends."""
 
-  count: int
+  count: int  # type: ignore[assignment]  # hides a method of tuples
   by: str  # an estimator
 
 
@@ -313,7 +313,7 @@ def append_round(
   """Adds an evaluated round to the logs; FIL is written to six digits."""
   files.append_json(folder / METRICS, metrics)
   short = lambda values: [float(f"{v:.5e}") for v in values]
-  fil = {name: short(values) for name, values in history.fil.items()}
+  fil: Any = {name: short(values) for name, values in history.fil.items()}
   files.append_json(folder / HISTORY, history._replace(fil=fil))
   if not (folder / LAYERS).exists():
     files.write(folder / LAYERS, LAYERS_HEADER)

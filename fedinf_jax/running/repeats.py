@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pathlib
 import shutil
 import time
+from typing import Any
 
 from fedinf_jax.running import parsing
 from fedinf_jax.running import processes
@@ -26,7 +27,7 @@ def run(
   task: tasks.Task,
   folder: pathlib.Path,
   screen,
-  train: Callable[[tasks.Task, pathlib.Path], None],
+  train: Callable[[tasks.Task, pathlib.Path], Any],
 ) -> list[records.Repeat]:
   """Does those repeats of a task that are not known yet.
 

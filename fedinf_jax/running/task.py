@@ -27,7 +27,7 @@ from fedinf_jax.valuation import owners as owners_
 from fedinf_jax.valuation import reliability
 from fedinf_jax.valuation import trust as trusts
 
-_NOTHING = types.MappingProxyType({})
+_NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 VALIDATION = "validation"  # what a recipe says under measured_on
 
 
@@ -131,7 +131,7 @@ def _options(task):
 
 def is_checked(task: Task) -> bool:
   """Says whether the estimators are checked on groups: nobody is replayed."""
-  takes_part = np.count_nonzero(selected(task))
+  takes_part = int(np.count_nonzero(selected(task)))
   return bool(task.estimators) and task.exact is False and takes_part > 1
 
 
@@ -220,7 +220,7 @@ def digest(task: Task) -> str:
     arrays += task.server_data.pooled()
   for a in arrays:
     made.update(f"{a.dtype} {a.shape}".encode())
-    made.update(np.ascontiguousarray(a))
+    made.update(np.ascontiguousarray(a).data)
   if task.owners is not None:
     made.update(task.owners.client[task.owners.group].astype(np.int64))
   made.update("\n".join(map(str, train.ids)).encode())

@@ -237,7 +237,7 @@ def _without_rounding(values, kind, summary):
 
 def flat(content: dict, prefix: str = "") -> dict[str, Any]:
   """Returns a nested dict as one, with a dot between names and inner names."""
-  made = {}
+  made: dict[str, Any] = {}
   for name, value in content.items():
     if isinstance(value, dict):
       made |= flat(value, f"{prefix}{name}.")

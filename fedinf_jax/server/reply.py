@@ -132,7 +132,7 @@ def check_local(
     square += float(np.vdot(change, change))
   if not square <= largest**2:
     raise ValueError(f"arrays: the update's norm is above {largest:g}")
-  return treedef.unflatten(found)
+  return jax.tree.unflatten(treedef, found)
 
 
 def check_arrays(field: str, arrays: Any, expected: Any, largest: float) -> Any:
@@ -153,7 +153,7 @@ def check_arrays(field: str, arrays: Any, expected: Any, largest: float) -> Any:
     found.append(_like(f"{field}: {name}", array, like))
     if found[-1].size and not np.abs(found[-1]).max() <= largest:
       raise ValueError(f"{field}: {name} has a number above {largest:g}")
-  return treedef.unflatten(found)
+  return jax.tree.unflatten(treedef, found)
 
 
 def check_growth(

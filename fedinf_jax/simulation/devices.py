@@ -9,6 +9,7 @@ Participants train on all devices. `None` instead of a mesh is one device.
 from collections.abc import Callable
 import functools
 import math
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -20,8 +21,9 @@ Spec = jax.sharding.PartitionSpec
 
 REMOVALS, PARAMS = "removals", "params"
 ALL = (REMOVALS, PARAMS)
-SPLIT = Spec(ALL)  # The first axis over all devices.
-REPLICATED = Spec()  # The same on every device.
+# Any: a specification stands for all arrays of a tree, or for one.
+SPLIT: Any = Spec(ALL)  # The first axis over all devices.
+REPLICATED: Any = Spec()  # The same on every device.
 
 
 class Layout(NamedTuple):

@@ -27,7 +27,7 @@ def evaluated(rounds: int, every: int) -> list[int]:
   return sorted({*range(every, rounds + 1, every), rounds})
 
 
-def over_time(rounds: Sequence[int], fil: np.ndarray) -> OverTime:
+def over_time(rounds: Sequence[int] | np.ndarray, fil: np.ndarray) -> OverTime:
   """Sums up the FIL of one estimator.
 
   Args:

@@ -14,7 +14,7 @@ from fedinf_jax.simulation import table as tables
 from fedinf_jax.valuation import intervals
 from fedinf_jax.valuation import owners as owners_
 
-_NOTHING = types.MappingProxyType({})
+_NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def table(
@@ -80,7 +80,7 @@ def clients(
     cohorts: int [T, B], who took part, K for nobody; None: unknown.
     removed: bool [R, K], who is taken out; None: one client after another.
   """
-  ids, members = list(ids), [[k] for k in range(len(ids))]
+  ids, members = list(ids), [np.array([k]) for k in range(len(ids))]
   if removed is not None:
     members = [np.flatnonzero(row) for row in removed]
     joined = lambda some: " + ".join(str(ids[k]) for k in some)

@@ -65,10 +65,11 @@ def recorder(
     evaluate = evaluate.pooled()
   if not isinstance(evaluate, tuple | list) or len(evaluate) != 2:
     raise ValueError("evaluate must be a pair (x, y), or a FederatedData")
+  x, y = evaluate
   shapes = agreement.training(model, data, fed)
   like = agreement.example_of(data)
   try:
-    x, y = agreement.evaluation(model, shapes, metrics.loss, evaluate, like)
+    x, y = agreement.evaluation(model, shapes, metrics.loss, (x, y), like)
   except ValueError as error:
     raise ValueError(f"evaluate: {error}") from error
   rounds = histories.evaluated(fed.rounds, evaluate_every or EVERY)

@@ -5,8 +5,8 @@ trained again when the pass comes back to them, so that memory is that of
 T / every + every models and of D directions, whatever the number of clients.
 """
 
-from collections.abc import Callable
 import functools
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -43,10 +43,10 @@ class State(NamedTuple):
 
 
 class Loops(NamedTuple):
-  """The compiled programs. States given are donated."""
+  """The compiled programs, or lowered ones. States given are donated."""
 
-  train: Callable  # (state, rounds, inputs) -> state
-  back: Callable  # (state, rounds, inputs, places) -> state
+  train: Any  # (state, rounds, inputs) -> state
+  back: Any  # (state, rounds, inputs, places) -> state
 
 
 @functools.lru_cache(maxsize=8)
@@ -164,10 +164,9 @@ def _one_round_back(pull, state, before, inputs, places):
   rows, found, where = pull(state, before, inputs, places[t])
   put = lambda all_, some: all_.at[t, where.reshape(-1)].set(some, mode="drop")
   pushed, seen, gap, gram = state.passed
-  passed = backwards.Passed(
-    *jax.tree.map(put, (pushed, seen, gap), found),
-    gram.at[t].set(rows @ rows.T),
-  )
+  pushed, seen, gap = jax.tree.map(put, (pushed, seen, gap), found)
+  gram = gram.at[t].set(rows @ rows.T)
+  passed = backwards.Passed(pushed, seen, gap, gram)
   return state._replace(
     left=t,
     params=before,

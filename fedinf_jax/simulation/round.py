@@ -4,8 +4,8 @@ Work is distributed over the devices of a mesh; what passes between them are
 models and reports, never a row of ε.
 """
 
-from collections.abc import Callable
 import functools
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -54,12 +54,13 @@ class Cohort(NamedTuple):
 def input_specs(layout: devices.Layout) -> Inputs:
   """Returns where a round's inputs lie."""
   everywhere = devices.REPLICATED
+  everyone: Any = devices.Spec(devices.REMOVALS)
   return Inputs(
     clients=stages_.client_specs(layout),
     waves=everywhere,
     size_class=everywhere,
     slots=everywhere,
-    removals=devices.Spec(devices.REMOVALS),
+    removals=everyone,
     hits=everywhere,
     replayed=devices.SPLIT,
     server=everywhere,
@@ -72,7 +73,7 @@ def state_specs(state: run.State, layout: devices.Layout) -> run.State:
   everywhere = devices.REPLICATED
   estimators = {}
   for name in state.estimators:
-    by = devices.Spec(layout.axes(name))
+    by: Any = devices.Spec(layout.axes(name))
     eps = by
     if name in layout.columns:
       eps = devices.column_specs(layout.mesh, state.params, by)
@@ -91,7 +92,7 @@ def state_specs(state: run.State, layout: devices.Layout) -> run.State:
 
 
 @functools.lru_cache(maxsize=8)
-def loop(choices: stages_.Choices) -> Callable:
+def loop(choices: stages_.Choices) -> jax.stages.Wrapped:
   """Builds the compiled loop over rounds.
 
   Remembered: another run of the same model and settings on data of the same
@@ -174,7 +175,8 @@ def cohort_of(choices, state, inputs):
     )
   else:
     base = fedavg.weights(counts.reshape(-1), dtype)
-    attendance = removals.Attendance(None, base, slots)
+    shares: Any = None  # No estimator needs them.
+    attendance = removals.Attendance(shares, base, slots)
   return Cohort(
     draws=(inputs.root, state.round + 1),
     waves=waves,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
+import scipy
 
 from fedinf_jax import agreement
 from fedinf_jax import checks
@@ -95,6 +95,25 @@ class Run:
     history: FIL of the evaluated rounds; or None.
     rounds: how many are done; None: not known.
     made: how the run was made; None: not known.
+
+  Examples:
+    >>> run.rounds, run.names
+    (6, ['exact', 'ours'])
+    >>> run.influence(fi.metrics.accuracy, *test, of="ours").shape
+    (6,)
+    >>> run.table(*test).counts("exact")
+    {'helps': 3, 'hurts': 1, 'cannot tell': 2}
+    >>> sorted(run.agreement(*test))
+    ['ours']
+    >>> jax.tree.map(np.shape, run.exact_eps)
+    {'dense': {'bias': (6, 3), 'kernel': (6, 4, 3)}}
+    >>> np.asarray(run.everyone(fil, of="exact")).shape
+    (6,)
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> run.save(folder)
+    >>> fi.Run.load(folder, model).names
+    ['exact', 'ours']
   """
 
   params: types.Params
@@ -139,6 +158,13 @@ class Run:
       removals: those of the simulator, for `table`.
       cohorts: int [T, B] of the rounds so far, for `table`; None: not known.
       copy: whether the run outlives its state.
+
+    Examples:
+      >>> init, step = fi.simulator(
+      ...   model, data, fed, estimators=ours, exact=True
+      ... )
+      >>> fi.Run.of(model, step(init(), 3), data).rounds
+      3
     """
     agreement.require_model(model)
     check_state(state)
@@ -146,7 +172,11 @@ class Run:
       # The replayed models become differences below, which are a copy.
       kept = jax.tree.map(jnp.copy, (state.params, state.estimators))
       state = state._replace(params=kept[0], estimators=kept[1])
-    example = data and agreement.example_of(federated.check(data))
+    about: dict[str, Any] = {}
+    if data is not None:
+      about["example"] = agreement.example_of(federated.check(data))
+      about["ids"], about["num_examples"] = data.ids, data.num_examples
+      about["labels"] = portraits.labels(data)
     num_removals = int(state.num_removals)
     removed = selection.removals(removals, data)
     replayed, exact = None, None
@@ -166,13 +196,10 @@ class Run:
       num_removals=num_removals,
       spread_eps={name: s.eps for name, s in states},
       spread_exact=exact,
-      example=example,
-      ids=data and data.ids,
-      num_examples=data and data.num_examples,
-      labels=data and portraits.labels(data),
       cohorts=None if cohorts is None else np.asarray(cohorts),
       removed=removed,
       rounds=int(state.round),
+      **about,
     )
 
   @classmethod
@@ -225,7 +252,7 @@ class Run:
     """Exact FIP of `exact_rows`, leaves [E, ...]; or None."""
     if self.spread_exact is None:
       return None
-    return tree.first_rows(self.spread_exact, len(self.exact_rows))
+    return tree.first_rows(self.spread_exact, self._count("exact"))
 
   def influence(self, metric, x, y, of: str) -> jax.Array:
     """Returns F(w + ε) − F(w), the influence of each removal on a metric.
@@ -255,8 +282,7 @@ class Run:
       num_models=jax.tree.leaves(eps)[0].shape[0],
     )
     found = scores.influence(self.model, self.params, eps, metric, arrays)
-    count = len(self.exact_rows) if of == "exact" else self.num_removals
-    return found[:count]
+    return found[: self._count(of)]
 
   def everyone(self, found: Any, of: str) -> np.ndarray:
     """Returns influence of all R removals, NaN where none is known.
@@ -306,11 +332,11 @@ class Run:
     truth = np.asarray(self.influence(metrics.loss, x, y, of="exact"), float)
     found = {}
     for name in self.spread_eps:
-      fil = self.influence(metrics.loss, x, y, of=name)
-      fil = np.asarray(fil, float)[self.exact_rows]
+      every = self.influence(metrics.loss, x, y, of=name)
+      fil = np.asarray(every, float)[self.exact_rows]
       found[name] = reliability.Agreement(
-        pearson=reliability.correlation(stats.pearsonr, fil, truth),
-        spearman=reliability.correlation(stats.spearmanr, fil, truth),
+        pearson=reliability.correlation(scipy.stats.pearsonr, fil, truth),
+        spearman=reliability.correlation(scipy.stats.spearmanr, fil, truth),
         fip_relative_error=self._fip_error(name),
       )
     return found
@@ -324,11 +350,20 @@ class Run:
     error = float(norm(tree.subtract(rows, self.exact_eps)))
     return error / size if size > 0 else None
 
+  def _count(self, of):
+    """Returns how many removals influence is known of."""
+    rows = self.exact_rows if of == "exact" else None
+    return self.num_removals if rows is None else len(rows)
+
   def require(self, of: str) -> types.Params:
     """Returns the FIP of an estimator, or "exact", as it lies on the devices.
 
     Raises:
       ValueError: if there is none, saying what there is.
+
+    Examples:
+      >>> sorted(run.require("exact")["dense"])
+      ['bias', 'kernel']
     """
     eps = None
     if isinstance(of, str):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import functools
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -57,8 +58,8 @@ def own_clients(
   """Within `per_device`: the clients as a device has them."""
   if not layout.own_data:
     return clients
-  own = [a[0] for a in (clients.x, clients.y, clients.offset)]
-  return on_device.Clients(*own, clients.count, clients.words)
+  x, y, offset = (a[0] for a in (clients.x, clients.y, clients.offset))
+  return clients._replace(x=x, y=y, offset=offset)
 
 
 def build(choices: Choices) -> Stages:
@@ -68,7 +69,7 @@ def build(choices: Choices) -> Stages:
   begin, absorb, serve, end = {}, {}, {}, {}
   for name, e in choices.estimators:
     axes = layout.axes(name)
-    by = devices.Spec(axes)
+    by: Any = devices.Spec(axes)
     of = removals.Attendance(by, everywhere, everywhere, everywhere)
     per_device = functools.partial(devices.per_device, mesh=mesh, axes=axes)
     begin[name] = per_device(e.begin, in_specs=(by,), out_specs=by)
@@ -130,10 +131,10 @@ def _receive(choices):
     client = wall.Client(iterates, examples, draws)
     return federation.report(setup, sampled, client)
 
-  take_part = waves_.over_wave(take_part, choices.sizes)
+  wave_takes_part = waves_.over_wave(take_part, choices.sizes)
   # What reads a sample costs the same whatever the size of the slice: compiled
   # for the largest class alone.
-  report_sample = waves_.over_wave(report_sample, choices.sizes[-1:], 0)
+  wave_reports = waves_.over_wave(report_sample, choices.sizes[-1:], 0)
 
   def receive(operand, clients, waves, size_class):
     params, draws, hits = operand
@@ -141,10 +142,10 @@ def _receive(choices):
 
     def one_wave(_, inputs):
       wave, size_class = inputs
-      local, iterates, reports = take_part(
+      local, iterates, reports = wave_takes_part(
         params, clients, *draws, wave, size_class
       )
-      reports = reports | report_sample(iterates, clients, *draws, wave, 0)
+      reports = reports | wave_reports(iterates, clients, *draws, wave, 0)
       return None, (local, iterates if keep_iterates else None, reports)
 
     _, replies = lax.scan(one_wave, None, (waves, size_class))

@@ -1,6 +1,7 @@
 """All that is known about each removal: one row each, the columns by name."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from collections.abc import Mapping
 import csv
 import dataclasses
 import io
@@ -146,7 +147,7 @@ def make(
   return Table(columns, tuple(measured))
 
 
-def csv_text(columns: dict[str, Sequence[Any]]) -> str:
+def csv_text(columns: Mapping[str, Iterable[Any]]) -> str:
   """Returns columns of equal length as CSV; what is not finite is empty.
 
   Args:

@@ -33,7 +33,8 @@ class Parts(NamedTuple):
 
   plan: plans.Plan
   asked: plans.Request
-  count: int  # eigenvectors beside the gradient
+  # Eigenvectors beside the gradient.
+  count: int  # type: ignore[assignment]  # hides a method of tuples
   every: int  # rounds between snapshots
   score: Callable  # F, (params, x, y) -> []
   examples: tuple[Any, Any]

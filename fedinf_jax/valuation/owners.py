@@ -67,7 +67,8 @@ def read(owners: Any, num_examples: int, ids: Sequence[Any]) -> Owners:
     return Owners(owners.owners, owners.num_examples, np.array(client))
   owners = packing.listed("owners", owners)
   _require_number(len(owners), num_examples)
-  groups, client, group = {}, [], []
+  groups: dict[int | str, int] = {}  # A row that is nobody's: its own group.
+  client, group = [], []
   for row, owner in enumerate(owners):
     if owner is not None and str(owner) not in where:
       raise ValueError(
@@ -77,10 +78,9 @@ def read(owners: Any, num_examples: int, ids: Sequence[Any]) -> Owners:
     key = row if owner is None else str(owner)
     if key not in groups:
       groups[key] = len(groups)
-      client.append(-1 if owner is None else where[key])
+      client.append(-1 if owner is None else where[str(owner)])
     group.append(groups[key])
-  group = np.array(group)
-  return Owners(group, np.bincount(group), np.array(client))
+  return Owners(np.array(group), np.bincount(group), np.array(client))
 
 
 def _require_number(found, num_examples):

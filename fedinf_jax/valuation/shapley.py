@@ -33,6 +33,12 @@ class GTGShapley:
       less: 0 for the players after it.
     tolerance: no more sweeps once the last one moved the values by no more
       than this share of them (in L1); None: always max_sweeps.
+
+  Examples:
+    >>> quick = fi.valuation.GTGShapley(max_sweeps=1)
+    >>> # Then fi.valuation.baselines(..., shapley=quick)["gtg_shapley"].
+    >>> quick.eps_within
+    0.0001
   """
 
   max_sweeps: int = 3
@@ -85,13 +91,14 @@ def values(
   nobody, all_ = utility(np.stack([~everyone, everyone]))
   if abs(all_ - nobody) < settings.eps_between:
     return np.zeros(num_players)
-  total, count, mean = np.zeros(num_players), 0, None
+  total, count = np.zeros(num_players), 0
+  mean = np.full(num_players, np.nan)
   for orders in _sweeps(num_players, settings.max_sweeps, draw):
     total += _marginals(utility, orders, nobody, all_, settings.eps_within)
     count += len(orders)
     before, mean = mean, total / count
-    if before is not None and settings.tolerance is not None:
-      moved = np.abs(mean - before).sum()
+    if settings.tolerance is not None:
+      moved = np.abs(mean - before).sum()  # NaN at first
       if moved <= settings.tolerance * np.abs(mean).sum():
         break
   return mean
@@ -131,7 +138,7 @@ def _marginals(utility, orders, nobody, all_, eps_within):
 
 def _remember(utility):
   """Returns `utility` with a memory: no subset is evaluated twice."""
-  known = {}
+  known: dict[bytes, float] = {}
 
   def remembering(subsets):
     keys = [row.tobytes() for row in np.packbits(subsets, axis=1)]

@@ -84,6 +84,7 @@ OPTIONAL = {
   "explain": Whole(-1),
   "measured_on": Words(),
 }
+OWN = "own"  # the kind of data that the recipe itself brings
 _IMAGES = {"data.examples": Whole(), "data.test_examples": Whole()}
 # Not in config.json of a run without repeats of the exact replay.
 REPEATS = {
@@ -96,7 +97,10 @@ DATA = {
   "synthetic": {"data.train_fraction": Real(0, 1)},
   "femnist_iid": _IMAGES,
   "femnist_by_writer": _IMAGES,
+  OWN: {},
 }
+FREE = ("data.num_clients", "model.kind")  # where the data are the recipe's
+IMAGES = ("femnist_iid", "femnist_by_writer")
 MODELS = {
   "logreg": {"model.logit_activation": Words()},
   "cnn": {
@@ -119,16 +123,25 @@ def check(config: ml_collections.ConfigDict):
       f"the recipe is a {type(config).__name__}; get_config must return an"
       " ml_collections.ConfigDict"
     )
-  _check_keys(config, KEYS)
+  free = FREE if is_own(config) else ()
+  _check_keys(config, {k: v for k, v in KEYS.items() if k not in free})
   optional = OPTIONAL | REPEATS
   _check_keys(config, {k: v for k, v in optional.items() if k in config})
   for key, table in (("data.kind", DATA), ("model.kind", MODELS)):
+    if key in free:
+      continue
     kind = _get(config, key)
     if kind not in table:
       raise ValueError(
         f"{key} is {kind!r}; it must be one of {', '.join(table)}"
       )
     _check_keys(config, table[kind])
+
+
+def is_own(config: ml_collections.ConfigDict) -> bool:
+  """Says whether a recipe, which need not be checked, brings its own data."""
+  data = config.get("data")
+  return isinstance(data, ml_collections.ConfigDict) and data.get("kind") == OWN
 
 
 def check_memory(config: ml_collections.ConfigDict, model_bytes: int):

@@ -1,9 +1,9 @@
 """The estimators that recipes name.
 
-Those with ε are `fi.presets`; here are lists of them, and the passes backwards.
-A number after @ is another rank, number of sampled gradients or of directions:
-`server@600`, `adjoint@32`. For adjoint_server it is the rounds that it goes
-back through: `adjoint_server@100`.
+Those with ε are in `fedinf_jax.presets`; here are lists of them, and the passes
+backwards. A number after @ is another rank, number of sampled gradients or of
+directions: `server@600`, `adjoint@32`. For adjoint_server it is the rounds that
+it goes back through: `adjoint_server@100`.
 """
 
 from fedinf_jax import influence
@@ -43,6 +43,18 @@ def passes(
     for name in split(names)
     if _is_pass(name)
   }
+
+
+def serving(names: str) -> list[str]:
+  """Returns those of such a list that need examples of the server's own."""
+  found = [
+    name
+    for name, made in build(names).items()
+    if made.curvature.serve is not None
+  ]
+  return found + [
+    name for name, made in passes(names).items() if made.curvature is not None
+  ]
 
 
 def split(names: str) -> list[str]:

@@ -1,0 +1,1 @@
+"""The command fedinf, and what it shares with the binaries of experiments."""

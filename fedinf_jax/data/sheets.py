@@ -1,0 +1,360 @@
+"""Tables of examples: CSV, Parquet, and whatever else has columns."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import csv
+import pathlib
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from fedinf_jax.data import files
+from fedinf_jax.data import rows as rows_
+
+CSV = ".csv", ".tsv", ".txt"
+PARQUET = ".parquet", ".pq"
+# What a column is called where nobody says: the first that is there.
+CLIENTS = (
+  *("client", "hospital", "site", "user", "owner", "writer", "participant"),
+  *("institution", "center", "centre", "device", "party", "clients"),
+)
+LABELS = "label", "target", "y", "class", "outcome", "labels", "response"
+_INDEX = "Unnamed: 0", "__index_level_0__"  # pandas' own, no feature
+
+
+def read(
+  path: pathlib.Path, client: str | None, label: str | None, known: bool
+) -> rows_.Rows:
+  """Reads one CSV or Parquet file with a column of clients.
+
+  Args:
+    path: of the file.
+    client: the column of clients; None: guessed by its name.
+    label: the column of labels; None: guessed, or the last.
+    known: the columns are those of other data: without clients will do.
+  """
+  table, where = _open(path, (client, *CLIENTS))
+  return _rows(path.name, str(path), table, where, client, label, known)
+
+
+def of_folder(paths: list[pathlib.Path], label: str | None) -> rows_.Rows:
+  """Reads one file per client, called by the file's name.
+
+  Args:
+    paths: at least one.
+    label: the column of labels; None: guessed, or the last.
+  """
+  opened = [_open(path, ()) for path in paths]
+  first = opened[0][0].column_names
+  for path, (table, _) in zip(paths, opened, strict=True):
+    astray = set(table.column_names) ^ set(first)
+    if astray:
+      column = min(astray)
+      has, lacks = (
+        (path, paths[0])
+        if column in table.column_names
+        else (
+          paths[0],
+          path,
+        )
+      )
+      raise ValueError(
+        f"{lacks}: column {column} is missing; {has.name} has it, and all files"
+        " must have the same columns"
+      )
+  try:
+    table = pa.concat_tables(
+      [t.select(first) for t, _ in opened], promote_options="permissive"
+    )
+  except pa.ArrowException as error:
+    raise _clash(paths, [t for t, _ in opened]) from error
+  stems = [path.stem for path in paths]
+  counts = [t.num_rows for t, _ in opened]
+  ends = [sum(counts[: k + 1]) for k in range(len(counts))]
+
+  def where(column, row):
+    k = next(k for k, end in enumerate(ends) if row < end)
+    return opened[k][1](column, row - ends[k] + counts[k])
+
+  owner = pa.chunked_array(
+    [pa.repeat(pa.scalar(s), n) for s, n in zip(stems, counts, strict=True)],
+    pa.string(),
+  )
+  folder = paths[0].parent
+  label, note = _label(str(folder), table, label, None)
+  return rows_.Rows(
+    folder.name,
+    table.drop_columns([label]),
+    table[label],
+    owner,
+    label,
+    None,
+    "by file",
+    where,
+    note,
+  )
+
+
+def of_frame(
+  frame: Any, client: str | None, label: str | None, known: bool
+) -> rows_.Rows:
+  """Takes a table of columns: of pandas, of Arrow, or {name: values}.
+
+  Args:
+    frame: anything with columns.
+    client: as in `read`.
+    label: as in `read`.
+    known: as in `read`.
+  """
+  try:
+    table = pa.table(_columns(frame))
+  except (TypeError, ValueError, pa.ArrowException) as error:
+    raise ValueError(
+      f"the table is a {type(frame).__name__}; it must have columns, as those"
+      f" of pandas or Arrow have, all as long ({error})"
+    ) from error
+  where = lambda column, row: f"the table: column {column}, row {row} (from 0)"
+  table = _checked("the table", table)
+  return _rows("table", "the table", table, where, client, label, known)
+
+
+def _columns(frame):
+  """Returns what Arrow can make a table of."""
+  if isinstance(frame, Mapping | pa.Table) or not hasattr(frame, "columns"):
+    return frame
+  if hasattr(frame, "__arrow_c_stream__"):
+    return frame
+  return {str(name): np.asarray(frame[name]) for name in frame.columns}
+
+
+def _rows(name, path, table, where, client, label, known):
+  """Finds the columns of clients and labels."""
+  if client is None and not known:
+    client = _guess(table, CLIENTS)
+    if client is None:
+      raise ValueError(
+        f"{path}: no column is called like a client (client, hospital, site,"
+        f" user, owner, writer); name one of {', '.join(table.column_names)}"
+        " with client="
+      )
+  elif client is not None and client not in table.column_names:
+    if not known:
+      raise _missing(path, client, table)
+    client = None
+  label, note = _label(path, table, label, client)
+  if client == label:
+    raise ValueError(f"{path}: column {label} cannot be both client and label")
+  return rows_.Rows(
+    name,
+    table.drop_columns([c for c in (client, label) if c is not None]),
+    table[label],
+    None if client is None else table[client],
+    label,
+    client,
+    f"by column {client}",
+    where,
+    note,
+  )
+
+
+def _label(path, table, label, client):
+  """Returns the column of labels, and what one should know about it."""
+  if label is not None:
+    if label not in table.column_names:
+      raise _missing(path, label, table)
+    return label, ()
+  guess = _guess(table, LABELS)
+  if guess is not None:
+    return guess, ()
+  columns = [c for c in table.column_names if c != client]
+  if not columns:
+    raise ValueError(f"{path}: there is no column beside {client}")
+  return columns[-1], ("the last column",)
+
+
+def _guess(table, names):
+  """Returns the column that is called by the first of these names."""
+  called: dict[str, str] = {}
+  for column in table.column_names:
+    plain = column.strip().lower().replace(" ", "_").replace("-", "_")
+    for end in ("_id", "_name"):
+      plain = plain.removesuffix(end)
+    called.setdefault(plain, column)
+  return next((called[name] for name in names if name in called), None)
+
+
+def _missing(path, column, table):
+  return ValueError(
+    f"{path}: column {column} is missing; there are"
+    f" {', '.join(table.column_names)}"
+  )
+
+
+def _clash(paths, tables):
+  """Names the file that has another type in a column than those before it."""
+  for k, table in enumerate(tables[1:], 1):
+    for name in table.column_names:
+      kinds = tables[0].schema.field(name).type, table.schema.field(name).type
+      try:
+        pa.unify_schemas(
+          [pa.schema([(name, kind)]) for kind in kinds],
+          promote_options="permissive",
+        )
+      except pa.ArrowException:
+        return ValueError(
+          f"{paths[k]}: column {name} holds {kinds[1]}, that of"
+          f" {paths[0].name} {kinds[0]}; a column must be all numbers or all"
+          " text"
+        )
+  return ValueError(f"{paths[0].parent}: the files' columns do not fit")
+
+
+def _open(path, texts) -> tuple[pa.Table, Callable[[str, int], str]]:
+  """Returns a file's table, and what names its cells."""
+  files.require_regular(path)
+  if path.suffix.lower() in PARQUET:
+    try:
+      table = pq.read_table(path, partitioning=None)
+    except (pa.ArrowException, OSError) as error:
+      raise ValueError(
+        f"{path}: is no Parquet file ({_line(error)})"
+      ) from error
+    where = lambda column, row: f"{path}: column {column}, row {row + 1}"
+  else:
+    table = _csv(path, texts)
+    where = lambda column, row: (
+      f"{path}: column {column}, row {_row_number(path, row)}"
+    )
+  return _checked(str(path), table), where
+
+
+def _checked(path, table):
+  """Refuses a table without rows, or with columns that share a name."""
+  names = table.column_names
+  unnamed = [c for c in names[:1] if not c.strip() or c in _INDEX[:1]]
+  unnamed += [c for c in names if c in _INDEX[1:]]
+  twice = next((c for c in names if names.count(c) > 1), None)
+  if twice is not None:
+    raise ValueError(
+      f"{path}: column {twice!r} is there twice; columns must have distinct"
+      " names"
+    )
+  if not table.num_rows:
+    raise ValueError(f"{path}: has no rows; at least one example is needed")
+  table = table.drop_columns(unnamed)
+  if "" in table.column_names:
+    number = names.index("") + 1
+    raise ValueError(f"{path}: column {number} has no name; give it one")
+  return table
+
+
+def _csv(path, texts):
+  """Reads a CSV, by Arrow; the columns of clients stay text ("007")."""
+  header, delimiter = _header(path)
+  stay = [c for c in header if _guess(pa.table({c: []}), texts) or c in texts]
+  try:
+    table = pacsv.read_csv(
+      path,
+      parse_options=pacsv.ParseOptions(
+        delimiter=delimiter, newlines_in_values=True
+      ),
+      convert_options=pacsv.ConvertOptions(
+        strings_can_be_null=True,
+        column_types={column: pa.string() for column in stay},
+      ),
+    )
+  except (pa.ArrowException, UnicodeError) as error:
+    _explain(path, delimiter)
+    raise ValueError(f"{path}: is no CSV ({_line(error)})") from error
+  if any(pa.types.is_binary(field.type) for field in table.schema):
+    _explain(path, delimiter)
+  return table
+
+
+def _header(path):
+  """Returns a CSV's column names, and what stands between its cells."""
+  with open(path, "rb") as file:
+    start = file.read(4)
+  if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+    raise ValueError(f"{path}: is UTF-16; save it as CSV in UTF-8")
+  with _text(path) as file:
+    line = next((line for line in file if line.strip()), None)
+  if line is None:
+    raise ValueError(
+      f"{path}: is empty; it must have a line of column names, and one per"
+      " example"
+    )
+  delimiter = max(",;\t|", key=line.count)
+  return next(csv.reader([line], delimiter=delimiter)), delimiter
+
+
+def _text(path):
+  return open(path, encoding="utf-8-sig", errors="replace", newline="")
+
+
+def _explain(path, delimiter):
+  """Raises an error for the first row that is not UTF-8, or of another length.
+
+  Only once Arrow has refused the file: rows are read one by one here.
+  """
+  header, number = None, 0
+  with _text(path) as file:
+    reader = csv.reader(file, delimiter=delimiter)
+    while True:
+      number = reader.line_num + 1
+      try:
+        row = next(reader, None)
+      except csv.Error as error:
+        raise ValueError(f"{path}: row {number}: {error}") from error
+      if row is None:
+        return
+      if not row:
+        continue
+      header = header or row
+      for k, cell in enumerate(row):
+        if "\ufffd" in cell:
+          column = header[k] if k < len(header) else k + 1
+          raise ValueError(
+            f"{path}: column {column}, row {number} holds {cell!r}, which is"
+            " not UTF-8; save the file as CSV in UTF-8"
+          )
+      if len(row) != len(header):
+        raise ValueError(
+          f"{path}: row {number} has {len(row)} cells, the first row has"
+          f" {len(header)}; every row must have as many" + _lost(header, row)
+        )
+
+
+def _lost(header, row):
+  """Says which column the first missing cell is in."""
+  if len(row) < len(header):
+    return f" (column {header[len(row)]} is missing)"
+  return f" (there is more after column {header[-1]})"
+
+
+def _row_number(path, row):
+  """Returns the line of a row, as an editor counts: the header is 1."""
+  delimiter = _header(path)[1]
+  with _text(path) as file:
+    reader = csv.reader(file, delimiter=delimiter)
+    left = row + 1  # And the header.
+    while True:
+      number = reader.line_num + 1
+      try:
+        cells = next(reader, None)
+      except csv.Error:
+        return row + 2
+      if cells is None:
+        return row + 2
+      if not cells:
+        continue
+      if not left:
+        return number
+      left -= 1
+
+
+def _line(error):
+  return " ".join(str(error).split())
