@@ -112,10 +112,10 @@ WITHIN = {
   "report": [
     {"numbers"},
     {"captions", "remedies", "verdict"},
-    {"drawing", "advice", "embedding"},
+    {"drawing", "advice", "comparison", "embedding"},
     {"of_run", "tracked_figures", "cleanse_figures", "tables", "sentences"},
     {"figures", "alternatives", "sections"},
-    {"page"},
+    {"comparison_page", "page"},
   ],
 }
 # The method and the simulation are pure: files, clocks and screens are above.

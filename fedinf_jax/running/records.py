@@ -32,11 +32,13 @@ SCREENING = "screening.json"
 SCREENS = "screening"  # a folder, there until SCREENING is whole
 CHECKPOINTS = "checkpoints"  # a folder, see `checkpoint`
 REPORT = "report.html"
+COMPARISON = "comparison.html"  # of this run with another
+COMPARISON_CSV = "comparison.csv"
 LOCK = ".lock"  # there while a process owns the workdir, see `lock`
 LOGS = (METRICS, HISTORY, LAYERS)  # cut back when a run is resumed
 FILES = (
   *LOGS, CONFIG, SCREENING, REPEATS, INFLUENCE, CLIENTS, SUMMARY, TIMING,
-  CLEANSE, DEBUG, REPORT,
+  CLEANSE, DEBUG, REPORT, COMPARISON, COMPARISON_CSV,
 )  # fmt: skip
 
 
