@@ -90,7 +90,8 @@ def from_nnx(
   abstract = checks.call(
     "make fails", nnx.eval_shape, lambda: make(nnx.Rngs(0))
   )
-  graph, params, rest = nnx.split(abstract, nnx.Param, ...)
+  graph, *states = nnx.split(abstract, nnx.Param, ...)
+  params, rest = states
   if jax.tree.leaves(rest):
     raise ValueError(
       f"{type(abstract).__name__} keeps variables beside its parameters"
