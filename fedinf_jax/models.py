@@ -36,6 +36,13 @@ def from_flax(
     example_input: one batch, [N, ...]; its values are ignored.
     loss: (outputs [N, ...], y [N, ...]) -> [N].
     sample: (key, outputs) -> labels drawn from the predictive distribution.
+
+  Examples:
+    >>> from flax import linen as nn
+    >>> loss, sample = fi.models.cross_entropy, fi.models.categorical
+    >>> dense = fi.models.from_flax(nn.Dense(3), x[0], loss, sample)
+    >>> dense.apply(dense.init(jax.random.key(0)), x[0]).shape
+    (20, 3)
   """
   if isinstance(module, nnx.Module):
     raise ValueError(
@@ -121,6 +128,11 @@ def logreg(
     num_classes: C; p = (D + 1) C.
     logit_activation: LEAF's `log_reg` puts "sigmoid" on its outputs and then
       treats them as logits, which costs convexity; None is the convex model.
+
+  Examples:
+    >>> model = fi.models.logreg(4, 3)
+    >>> model.apply(model.init(jax.random.key(0)), test[0]).shape
+    (40, 3)
   """
   checks.positive_integer("num_features", num_features)
   checks.positive_integer("num_classes", num_classes)
@@ -138,8 +150,9 @@ def cnn(
   dense: int = 64,
   activation: Activation = "relu",
   pool: str = "max",
+  image_shape: Sequence[int] = (28, 28, 1),
 ) -> types.Model:
-  """Makes LEAF's FEMNIST network at any width, for images [N, 28, 28, 1].
+  """Makes LEAF's FEMNIST network at any width, for images [N, H, W, C].
 
   Two 5 × 5 convolutions, each followed by `activation` and a halving of both
   sides, then a hidden dense layer and the output layer.
@@ -152,6 +165,12 @@ def cnn(
     pool: how sides are halved: "max", "avg", or "stride" (a convolution of
       stride 2). Without an activation, "avg" and "stride" make the network one
       linear map of its input.
+    image_shape: H, W and channels; sides that 4 does not divide are padded.
+
+  Examples:
+    >>> small = fi.models.cnn(10, widths=(2, 4), dense=8)
+    >>> sum(a.size for a in jax.tree.leaves(small.param_shapes()))
+    1922
   """
   checks.one_of("pool", pool, ("max", "avg", "stride"))
   checks.positive_integer("num_classes", num_classes)
@@ -159,14 +178,28 @@ def cnn(
   if not isinstance(widths, Sequence) or len(widths) != 2:
     raise ValueError(f"widths is {widths!r}; it must be two numbers")
   first, second = (checks.positive_integer("widths", w) for w in widths)
+  height, width, channels = _image_shape(image_shape)
+  places = -(-height // 4) * -(-width // 4)
   memory.require(
     f"a network of widths {first}, {second} and dense = {dense}",
-    4 * (25 * first * (1 + second) + dense * (49 * second + num_classes)),
+    4
+    * (
+      25 * first * (channels + second) + dense * (places * second + num_classes)
+    ),
   )
   module = networks.CNN(
     num_classes, (first, second), dense, _activation(activation), pool
   )
-  return _classifier(module, (1, 28, 28, 1))
+  return _classifier(module, (1, *image_shape))
+
+
+def _image_shape(shape):
+  """Returns H, W and C."""
+  if not isinstance(shape, Sequence) or len(shape) != 3:
+    raise ValueError(
+      f"image_shape is {shape!r}; it must be height, width and channels"
+    )
+  return [checks.positive_integer("image_shape", side) for side in shape]
 
 
 def mlp(
@@ -206,7 +239,12 @@ def mlp(
 
 
 def cross_entropy(logits, labels):
-  """Returns -log softmax(logits)[label], [N]."""
+  """Returns -log softmax(logits)[label], [N].
+
+  Examples:
+    >>> fi.models.cross_entropy(np.zeros((1, 2), np.float32), np.array([0]))
+    Array([0.6931472], dtype=float32)
+  """
   # Classes first: vector units run along examples, not along a few classes.
   # A one-hot product: indexing would make the gradient a scatter.
   z = logits.T
@@ -220,6 +258,10 @@ def categorical(key, logits):
 
   One random number per label, where `jax.random.categorical` draws one for
   every class: a tenth of the time where many labels are drawn.
+
+  Examples:
+    >>> fi.models.categorical(jax.random.key(0), outputs).shape
+    (40,)
   """
   classes = logits.shape[-1]
   # A product: a cumulative sum along so short an axis takes longer.

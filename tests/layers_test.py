@@ -100,8 +100,9 @@ WITHIN = {
     {"building"},
   ],
   "command": [
-    {"showing", "plans"},
-    {"running"},
+    {"choices", "flags", "plans", "showing"},
+    {"own", "parser", "running"},
+    {"main"},
   ],
   "flower": [
     {"output", "records", "store"},
