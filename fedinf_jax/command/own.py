@@ -159,7 +159,7 @@ def _config(values, kind, model, train, num_held_out):
   )
   rate = values["learning_rate"]
   if rate is None:
-    rate = choices.learning_rate(model, train, optimizer, config.seed)
+    rate = choices.learning_rate(kind, model, train, optimizer, config.seed)
   config.fed.learning_rate = rate
   if optimizer != "sgd":
     config.fed.optimizer = optimizer
