@@ -26,6 +26,15 @@ class FedAvg:
     learning_rate: η of plain gradient descent; or give `client_optimizer`.
     client_optimizer: any optax optimiser; its state starts fresh each round.
     batch_size: examples a local step draws; None: all of the client's.
+
+  Examples:
+    >>> import optax
+    >>> momentum = optax.sgd(0.1, momentum=0.9)
+    >>> other = fi.FedAvg(
+    ...   rounds=9, cohort_size=3, local_steps=2, client_optimizer=momentum
+    ... )
+    >>> other.optimizer is momentum, fed.learning_rate
+    (True, 0.3)
   """
 
   rounds: int
@@ -65,7 +74,10 @@ class FedAvg:
 
 
 def batch(
-  fed: FedAvg, examples: on_device.Examples, draws: rng.Draws, step: jax.Array
+  fed: FedAvg,
+  examples: on_device.Examples,
+  draws: rng.Draws,
+  step: jax.Array | int,
 ):
   """Returns the examples of one local step.
 
@@ -96,7 +108,7 @@ def step_loss(
   fed: FedAvg,
   examples: on_device.Examples,
   draws: rng.Draws,
-  step: jax.Array,
+  step: jax.Array | int,
 ):
   """Returns w -> L(w, D), the mean loss over the examples of a local step."""
   x, y, own = batch(fed, examples, draws, step)

@@ -66,6 +66,12 @@ def setup(
       are refused.
     params: w_0, or its shapes.
     max_examples: of the largest client.
+
+  Examples:
+    >>> from fedinf_jax import federation
+    >>> setup = federation.setup(model, fed, ours, run.params, max_examples=20)
+    >>> setup.descent.eta
+    0.3
   """
   curvatures = [e.curvature for e in estimators.values()]
   eta = None
@@ -89,6 +95,16 @@ def train(setup: wall.Setup) -> Callable:
 
   Returns:
     (params, examples, draws) -> (local model, the `Client` it is now).
+
+  Examples:
+    >>> from fedinf_jax import federation, rng
+    >>> from fedinf_jax.data import on_device
+    >>> setup = federation.setup(model, fed, ours, run.params, max_examples=20)
+    >>> draws = rng.draws(0, 1, "hospital 3")
+    >>> examples = on_device.alone(*data.client(3))
+    >>> local, client = federation.train(setup)(run.params, examples, draws)
+    >>> jax.tree.map(np.shape, local)
+    {'dense': {'bias': (3,), 'kernel': (4, 3)}}
   """
   local_training = fedavg.local_training(setup.model, setup.fed)
 
@@ -102,7 +118,21 @@ def train(setup: wall.Setup) -> Callable:
 def report(
   setup: wall.Setup, curvatures: list[wall.Curvature], client: wall.Client
 ) -> dict[Any, Any]:
-  """Makes the reports that a participant uploads, one per key."""
+  """Makes the reports that a participant uploads, one per key.
+
+  Examples:
+    >>> from fedinf_jax import federation, rng
+    >>> from fedinf_jax.data import on_device
+    >>> setup = federation.setup(model, fed, ours, run.params, max_examples=20)
+    >>> draws = rng.draws(0, 1, "hospital 3")
+    >>> examples = on_device.alone(*data.client(3))
+    >>> local, client = federation.train(setup)(run.params, examples, draws)
+    >>> curvatures = [ours["ours"].curvature]
+    >>> make = lambda client: federation.report(setup, curvatures, client)
+    >>> reports = jax.jit(make)(client)
+    >>> [rows.rows["dense"]["bias"].shape for rows in reports.values()]
+    [(2, 5, 3)]
+  """
   distinct = {c.key: c for c in curvatures if c.uploads}
   return {key: c.report(setup, client) for key, c in distinct.items()}
 
@@ -131,6 +161,21 @@ def check_reply(
 
   Raises:
     ValueError: naming the field.
+
+  Examples:
+    >>> from fedinf_jax import federation, rng
+    >>> from fedinf_jax.data import on_device
+    >>> setup = federation.setup(model, fed, ours, run.params, max_examples=20)
+    >>> draws = rng.draws(0, 1, "hospital 3")
+    >>> examples = on_device.alone(*data.client(3))
+    >>> local, client = federation.train(setup)(run.params, examples, draws)
+    >>> states = {"ours": ours["ours"].init(run.params, 6)}
+    >>> state = federation.ServerState(run.params, states)
+    >>> reply = federation.Reply({"dense": np.zeros(3)}, {})
+    >>> federation.check_reply(ours, setup.descent, state, reply)
+    Traceback (most recent call last):
+        ...
+    ValueError: report: local has 1 arrays; it must have one for each of the ...
   """
   wall.require_leaves("local", reply.local, state.params, lambda w: w.shape)
   stacked = jax.tree.map(lambda a: jnp.asarray(a)[None], reply.reports)
@@ -161,6 +206,16 @@ def screen(
   Args:
     estimators: by name.
     reply: of all participants, leaves [B, ...].
+
+  Examples:
+    >>> from fedinf_jax import federation
+    >>> truncated = fi.truncated()
+    >>> none = {"none": fi.estimator(truncated, fi.no_guard())}
+    >>> reply = federation.Reply(run.params, {truncated.key: ()})
+    >>> both = jax.tree.map(lambda a: jax.numpy.stack([a, a]), reply)
+    >>> _, screening = federation.screen(none, both)
+    >>> screening.accepted.tolist()
+    [True, True]
   """
   finite = {"local": tree.finite_rows(reply.local)}
   reports, restrained = dict(reply.reports), {}
@@ -183,7 +238,19 @@ def screen(
 
 
 def refusals(screening: Screening, ids: Sequence[Any]) -> list[str]:
-  """Says in one line each what was left out or scaled down, and whose."""
+  """Says in one line each what was left out or scaled down, and whose.
+
+  Examples:
+    >>> from fedinf_jax import federation
+    >>> truncated = fi.truncated()
+    >>> none = {"none": fi.estimator(truncated, fi.no_guard())}
+    >>> reply = federation.Reply(run.params, {truncated.key: ()})
+    >>> both = jax.tree.map(lambda a: jax.numpy.stack([a, a]), reply)
+    >>> broken = jax.tree.map(lambda a: a / 0, both)
+    >>> _, screening = federation.screen(none, broken)
+    >>> federation.refusals(screening, ["ann", "bob"])[0]
+    "client 'ann': local is not finite; its reply is left out"
+  """
   lines = []
   for field, finite in screening.finite.items():
     lines += [
@@ -214,6 +281,15 @@ def aggregate(
     params: w_{t-1}.
     local: w_{t,m}^k, leaves [B, ...].
     base: a_k, [B].
+
+  Examples:
+    >>> from fedinf_jax import federation
+    >>> local = jax.tree.map(lambda a: np.stack([a, a + 2]), run.params)
+    >>> shares = np.array([0.5, 0.5], np.float32)
+    >>> params, change = federation.aggregate(run.params, local, shares)
+    >>> moved = params["dense"]["bias"] - run.params["dense"]["bias"]
+    >>> round(float(moved[0]), 3)
+    1.0
   """
   # Nobody replied: nothing changes.
   anybody = base.sum() > 0
@@ -254,6 +330,22 @@ def end_round(
   Returns:
     The state after the round, in which only accepted replies took part; and
     the screening.
+
+  Examples:
+    >>> from fedinf_jax import federation, removals
+    >>> truncated = fi.truncated()
+    >>> none = {"none": fi.estimator(truncated, fi.no_guard())}
+    >>> reply = federation.Reply(run.params, {truncated.key: ()})
+    >>> both = jax.tree.map(lambda a: jax.numpy.stack([a, a]), reply)
+    >>> setup = federation.setup(model, fed, none, run.params, max_examples=20)
+    >>> states = {"none": none["none"].init(run.params, 6)}
+    >>> state = federation.ServerState(run.params, states)
+    >>> who, cohort = removals.leave_one_out(6), np.array([3, 4])
+    >>> state, screening = federation.end_round(
+    ...   none, setup.descent, state, both, who, cohort, np.array([20, 20]), 1
+    ... )
+    >>> jax.tree.map(np.shape, state.estimators["none"].eps)
+    {'dense': {'bias': (6, 3), 'kernel': (6, 4, 3)}}
   """
   reply, screening = screen(estimators, reply)
   counts = jnp.where(screening.accepted, counts, 0)

@@ -59,7 +59,12 @@ class Examiner(NamedTuple):
 
 
 def no_guard() -> Guard:
-  """Keeps everything that is finite."""
+  """Keeps everything that is finite.
+
+  Examples:
+    >>> fi.estimator(fi.fisher(num_samples=5), fi.no_guard()).guard.per is None
+    True
+  """
   return Guard(None, None)
 
 
@@ -71,6 +76,11 @@ def lwet(*, per: str = "layer", tolerance: float | None = None) -> Guard:
       participant's term in it, once ‖(P_kε)_(j)‖ > ‖ε_(j)‖ (the paper's
       fine-grained version).
     tolerance: growth that is forgiven; None: 16 units in the last place.
+
+  Examples:
+    >>> guard = fi.lwet(per="participant")
+    >>> fi.estimator(fi.fisher(num_samples=5), guard).guard.per
+    'participant'
   """
   checks.one_of("per", per, PER)
   if tolerance is not None:

@@ -103,6 +103,11 @@ def estimator(curvature: wall.Curvature, guard: guards.Guard) -> Estimator:
   Args:
     curvature: how local training carries influence, such as `fi.fisher()`.
     guard: when sequential influence is dropped, such as `fi.lwet()`.
+
+  Examples:
+    >>> paper = fi.estimator(fi.fisher(num_samples=5), fi.lwet())
+    >>> fi.upload_bytes(model, data, fed, paper)
+    600
   """
   if not isinstance(curvature, wall.Curvature):
     raise ValueError(

@@ -19,7 +19,12 @@ from fedinf_jax.data import packing
 
 
 def loss(outputs, y):
-  """Stands for the mean of the model's own loss; see `of_model`."""
+  """Stands for the mean of the model's own loss; see `of_model`.
+
+  Examples:
+    >>> run.influence(fi.metrics.loss, *test, of="ours").shape
+    (6,)
+  """
   raise ValueError("metrics.loss has no meaning without a model; use of_model")
 
 
@@ -29,6 +34,11 @@ class OfLosses:
 
   Attributes:
     reduce: losses [N] -> array.
+
+  Examples:
+    >>> largest = fi.metrics.OfLosses(lambda losses: losses.max())
+    >>> run.influence(largest, *test, of="ours").shape
+    (6,)
   """
 
   reduce: Callable[[jax.Array], jax.Array]
@@ -43,6 +53,11 @@ def owner_losses(owners: Any) -> OfLosses:
 
   Args:
     owners: [N], whose each example is; the G owners are sorted as by np.unique.
+
+  Examples:
+    >>> owners = np.repeat(["ann", "bob"], 20)
+    >>> run.influence(fi.metrics.owner_losses(owners), *test, of="ours").shape
+    (6, 2)
   """
   names, group = _groups(owners)
   return OfLosses(lambda losses: _means("owners", losses, group, len(names)))
@@ -53,6 +68,11 @@ def worst_owner(owners: Any) -> OfLosses:
 
   Args:
     owners: [N], whose each example is.
+
+  Examples:
+    >>> owners = np.repeat(["ann", "bob"], 20)
+    >>> run.influence(fi.metrics.worst_owner(owners), *test, of="ours").shape
+    (6,)
   """
   names, group = _groups(owners)
   return OfLosses(
@@ -65,6 +85,12 @@ def gap(is_first: Any) -> OfLosses:
 
   Args:
     is_first: bool [N], for example np.isin(owners, ["hospital 1"]).
+
+  Examples:
+    >>> owners = np.repeat(["ann", "bob"], 20)
+    >>> apart = fi.metrics.gap(owners == "ann")
+    >>> run.influence(apart, *test, of="ours").shape
+    (6,)
   """
   is_first = checks.array("is_first", is_first)
   both = is_first.any() and not is_first.all()
@@ -104,7 +130,13 @@ def _means(name, losses, group, num_groups):
 
 
 def of_model(metric, model):
-  """Returns `metric`, with the loss of `model` in it if it asks for that."""
+  """Returns `metric`, with the loss of `model` in it if it asks for that.
+
+  Examples:
+    >>> mean_loss = fi.metrics.of_model(fi.metrics.loss, model)
+    >>> bool(mean_loss(outputs, test[1]) < 1.1)
+    True
+  """
   if isinstance(metric, OfLosses):
     return lambda outputs, y: metric.reduce(model.loss(outputs, y))
   if metric is loss:
@@ -113,30 +145,61 @@ def of_model(metric, model):
 
 
 def cross_entropy(outputs, y):
-  """Returns the mean cross entropy of logits [N, C]."""
+  """Returns the mean cross entropy of logits [N, C].
+
+  Examples:
+    >>> float(fi.metrics.cross_entropy(np.zeros((5, 1)), np.zeros(5, int)))
+    0.0
+  """
   return models.cross_entropy(*_classified(outputs, y)).mean()
 
 
 def accuracy(outputs, y):
-  """Returns the share of examples whose largest output is the label's."""
+  """Returns the share of examples whose largest output is the label's.
+
+  Examples:
+    >>> outputs = np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
+    >>> y = np.array([0, 1, 1])
+    >>> round(float(fi.metrics.accuracy(outputs, y)), 3)
+    0.667
+  """
   outputs, y = _classified(outputs, y)
   return (outputs.argmax(-1) == y).astype(outputs.dtype).mean()
 
 
 def precision(outputs, y):
-  """Returns precision, averaged over the classes in y or predicted."""
+  """Returns precision, averaged over the classes in y or predicted.
+
+  Examples:
+    >>> outputs = np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
+    >>> y = np.array([0, 1, 1])
+    >>> float(fi.metrics.precision(outputs, y))
+    0.75
+  """
   hit, predicted, actual = _counts(outputs, y)
   return _macro(hit / jnp.maximum(predicted, 1), predicted + actual > 0)
 
 
 def recall(outputs, y):
-  """Returns recall, averaged over the classes in y or predicted."""
+  """Returns recall, averaged over the classes in y or predicted.
+
+  Examples:
+    >>> outputs = np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
+    >>> y = np.array([0, 1, 1])
+    >>> float(fi.metrics.recall(outputs, y))
+    0.75
+  """
   hit, predicted, actual = _counts(outputs, y)
   return _macro(hit / jnp.maximum(actual, 1), predicted + actual > 0)
 
 
 def mse(outputs, y):
-  """Returns the mean squared error of outputs shaped like y."""
+  """Returns the mean squared error of outputs shaped like y.
+
+  Examples:
+    >>> float(fi.metrics.mse(np.array([1.0, 2.0]), np.array([1.0, 4.0])))
+    2.0
+  """
   outputs, y = _numbers("outputs", outputs), _numbers("y", y)
   if outputs.shape != y.shape:
     raise ValueError(
@@ -146,13 +209,25 @@ def mse(outputs, y):
 
 
 def per_class_accuracy(outputs, y):
-  """Returns the accuracy on each class, [C]; NaN for a class not in y."""
+  """Returns the accuracy on each class, [C]; NaN for a class not in y.
+
+  Examples:
+    >>> outputs = np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
+    >>> y = np.array([0, 1, 1])
+    >>> np.asarray(fi.metrics.per_class_accuracy(outputs, y)).tolist()
+    [1.0, 0.5]
+  """
   hit, _, actual = _counts(outputs, y)
   return jnp.where(actual > 0, hit / jnp.maximum(actual, 1), jnp.nan)
 
 
 def predictions(outputs, y):
-  """Returns each example's class probabilities, [N, C]; y has no say."""
+  """Returns each example's class probabilities, [N, C]; y has no say.
+
+  Examples:
+    >>> run.influence(fi.metrics.predictions, *test, of="ours").shape
+    (6, 40, 3)
+  """
   del y
   return jax.nn.softmax(_numbers("outputs", outputs))
 

@@ -36,6 +36,13 @@ def from_flax(
     example_input: one batch, [N, ...]; its values are ignored.
     loss: (outputs [N, ...], y [N, ...]) -> [N].
     sample: (key, outputs) -> labels drawn from the predictive distribution.
+
+  Examples:
+    >>> from flax import linen as nn
+    >>> loss, sample = fi.models.cross_entropy, fi.models.categorical
+    >>> dense = fi.models.from_flax(nn.Dense(3), x[0], loss, sample)
+    >>> dense.apply(dense.init(jax.random.key(0)), x[0]).shape
+    (20, 3)
   """
   if isinstance(module, nnx.Module):
     raise ValueError(
@@ -121,6 +128,11 @@ def logreg(
     num_classes: C; p = (D + 1) C.
     logit_activation: LEAF's `log_reg` puts "sigmoid" on its outputs and then
       treats them as logits, which costs convexity; None is the convex model.
+
+  Examples:
+    >>> model = fi.models.logreg(4, 3)
+    >>> model.apply(model.init(jax.random.key(0)), test[0]).shape
+    (40, 3)
   """
   checks.positive_integer("num_features", num_features)
   checks.positive_integer("num_classes", num_classes)
@@ -154,6 +166,11 @@ def cnn(
       stride 2). Without an activation, "avg" and "stride" make the network one
       linear map of its input.
     image_shape: H, W and channels; sides that 4 does not divide are padded.
+
+  Examples:
+    >>> small = fi.models.cnn(10, widths=(2, 4), dense=8)
+    >>> sum(a.size for a in jax.tree.leaves(small.param_shapes()))
+    1922
   """
   checks.one_of("pool", pool, ("max", "avg", "stride"))
   checks.positive_integer("num_classes", num_classes)
@@ -222,7 +239,12 @@ def mlp(
 
 
 def cross_entropy(logits, labels):
-  """Returns -log softmax(logits)[label], [N]."""
+  """Returns -log softmax(logits)[label], [N].
+
+  Examples:
+    >>> fi.models.cross_entropy(np.zeros((1, 2), np.float32), np.array([0]))
+    Array([0.6931472], dtype=float32)
+  """
   # Classes first: vector units run along examples, not along a few classes.
   # A one-hot product: indexing would make the gradient a scatter.
   z = logits.T
@@ -236,6 +258,10 @@ def categorical(key, logits):
 
   One random number per label, where `jax.random.categorical` draws one for
   every class: a tenth of the time where many labels are drawn.
+
+  Examples:
+    >>> fi.models.categorical(jax.random.key(0), outputs).shape
+    (40,)
   """
   classes = logits.shape[-1]
   # A product: a cumulative sum along so short an axis takes longer.

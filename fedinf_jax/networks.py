@@ -156,8 +156,8 @@ def _largest_jvp(primals, tangents):
   first = jnp.full(y.shape, x.shape[3] - 1, jnp.int32)
   for place in reversed(range(x.shape[3] - 1)):
     first = jnp.where(x[:, :, :, place] == y, place, first)
-  place = lax.broadcasted_iota(jnp.int32, x.shape, 3)
-  return y, jnp.where(place == first[:, :, :, None], dx, 0).sum(3)
+  places = lax.broadcasted_iota(jnp.int32, x.shape, 3)
+  return y, jnp.where(places == first[:, :, :, None], dx, 0).sum(3)
 
 
 def _tile_conv(x, kernel, tile, stride):

@@ -16,7 +16,15 @@ from fedinf_jax import influence
 
 
 class Part(NamedTuple):
-  """A curvature or a guard: the function that makes it, and its arguments."""
+  """A curvature or a guard: the function that makes it, and its arguments.
+
+  Examples:
+    >>> fisher = fi.presets.spec("both").curvature
+    >>> fisher.changed({"num_samples": 5}).words()
+    'fisher(num_samples=5)'
+    >>> fisher.make().name
+    'fisher'
+  """
 
   function: Callable
   arguments: dict[str, Any]
@@ -41,7 +49,14 @@ class Part(NamedTuple):
 
 
 class Spec(NamedTuple):
-  """What an estimator is made of."""
+  """What an estimator is made of.
+
+  Examples:
+    >>> fi.presets.spec("both").words()
+    'fisher() + lwet()'
+    >>> fi.presets.spec("both").make().curvature.name
+    'fisher'
+  """
 
   curvature: Part
   guard: Part
@@ -112,6 +127,10 @@ def paper(*, num_samples: int = 50) -> influence.Estimator:
 
   Args:
     num_samples: gradients that a participant uploads per local step.
+
+  Examples:
+    >>> fi.upload_bytes(model, data, fed, fi.presets.paper(num_samples=5))
+    600
   """
   return _of_size("both", num_samples=num_samples)
 
@@ -120,12 +139,21 @@ def paper_basic() -> influence.Estimator:
   """Makes the paper's "basic": the exact Hessian, nothing dropped.
 
   Participants are interactive: they are sent every ε and answer.
+
+  Examples:
+    >>> fi.upload_bytes(model, data, fed, fi.presets.paper_basic())  # 6 models.
+    360
   """
   return named("basic")
 
 
 def paper_only_lwet() -> influence.Estimator:
-  """Makes the paper's "only LWET": the Hessian layer by layer, with LWET."""
+  """Makes the paper's "only LWET": the Hessian layer by layer, with LWET.
+
+  Examples:
+    >>> fi.upload_bytes(model, data, fed, fi.presets.paper_only_lwet())
+    360
+  """
   return named("only_lwet")
 
 
@@ -134,6 +162,11 @@ def paper_only_fisher(*, num_samples: int = 50) -> influence.Estimator:
 
   Args:
     num_samples: as of `paper`.
+
+  Examples:
+    >>> made = fi.presets.paper_only_fisher(num_samples=5)
+    >>> fi.upload_bytes(model, data, fed, made)
+    600
   """
   return _of_size("only_ha", num_samples=num_samples)
 
@@ -143,6 +176,10 @@ def same_upload(*, num_samples: int = 50) -> influence.Estimator:
 
   Args:
     num_samples: as of `paper`.
+
+  Examples:
+    >>> fi.upload_bytes(model, data, fed, fi.presets.same_upload(num_samples=5))
+    600
   """
   return _of_size("relu", num_samples=num_samples)
 
@@ -152,6 +189,10 @@ def small_upload(*, rank: int = 50) -> influence.Estimator:
 
   Args:
     rank: eigenvectors of its Hessian that a participant uploads per round.
+
+  Examples:
+    >>> fi.upload_bytes(model, data, fed, fi.presets.small_upload(rank=2))
+    128
   """
   return _of_size("lowrank", rank=rank)
 
@@ -161,6 +202,10 @@ def nothing_uploaded(*, num_samples: int = 200) -> influence.Estimator:
 
   Args:
     num_samples: gradients that the server draws per round.
+
+  Examples:
+    >>> fi.upload_bytes(model, data, fed, fi.presets.nothing_uploaded())
+    0
   """
   return _of_size("server", num_samples=num_samples)
 
@@ -172,6 +217,10 @@ def nothing_uploaded_matched(*, num_samples: int = 200) -> influence.Estimator:
 
   Args:
     num_samples: gradients that the server draws per round.
+
+  Examples:
+    >>> fi.upload_bytes(model, data, fed, fi.presets.nothing_uploaded_matched())
+    0
   """
   return _of_size("matched", num_samples=num_samples)
 
@@ -188,12 +237,23 @@ def named(name: str, server_examples: int | None = None) -> influence.Estimator:
   Args:
     name: one of SPECS; after @, another number of samples, or another rank.
     server_examples: how many the server has; it cannot draw more.
+
+  Examples:
+    >>> fi.upload_bytes(model, data, fed, fi.presets.named("relu@5"))
+    600
   """
   return spec(name, server_examples).make()
 
 
 def spec(name: str, server_examples: int | None = None) -> Spec:
-  """Returns what the estimator of a name is made of; see `named`."""
+  """Returns what the estimator of a name is made of; see `named`.
+
+  Examples:
+    >>> fi.presets.spec("both@100").words()
+    'fisher(num_samples=100) + lwet()'
+    >>> fi.presets.spec("basic").make().curvature.name
+    'exact_hessian'
+  """
   if not isinstance(name, str):
     raise ValueError(f"name is {name!r}; it must be one of fi.presets.SPECS")
   base, _, _ = name.partition("@")
@@ -212,7 +272,12 @@ def spec(name: str, server_examples: int | None = None) -> Spec:
 
 
 def size_of(name: str) -> int | None:
-  """Returns the number after @; None if there is no @."""
+  """Returns the number after @; None if there is no @.
+
+  Examples:
+    >>> fi.presets.size_of("relu@100"), fi.presets.size_of("relu")
+    (100, None)
+  """
   _, at, size = name.partition("@")
   if not at:
     return None

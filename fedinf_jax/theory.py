@@ -63,6 +63,13 @@ def round_theory(
     round_: t, from 1.
     seed: the run's seed.
     num_steps: Lanczos steps per Hessian.
+
+  Examples:
+    >>> found = fi.theory.round_theory(
+    ...   model, data, fed, run.params, [0, 1], 1, num_steps=4
+    ... )
+    >>> found.layer_names, found.gamma.shape
+    (('dense/bias', 'dense/kernel'), (2,))
   """
   agreement.training(model, data, fed)
   checks.seed(seed)
@@ -171,6 +178,10 @@ def amplification(gamma, t) -> np.ndarray:
   Args:
     gamma: [...], >= 0.
     t: [...], rounds >= 1.
+
+  Examples:
+    >>> fi.theory.amplification([0.5, 1.0], 3).tolist()
+    [1.75, 3.0]
   """
   gamma, t = checks.array("gamma", gamma), checks.array("t", t)
   checks.at_least("gamma", gamma, 0)
@@ -182,7 +193,12 @@ def amplification(gamma, t) -> np.ndarray:
 
 
 def fip_norms(eps: types.Params) -> jax.Array:
-  """Returns ‖ε‖ of every removal: leaves [R, ...] -> [R]."""
+  """Returns ‖ε‖ of every removal: leaves [R, ...] -> [R].
+
+  Examples:
+    >>> fi.theory.fip_norms(run.exact_eps).shape
+    (6,)
+  """
   eps = _rows("eps", eps)
   square = lambda a: jnp.square(a).reshape(a.shape[0], -1).sum(1)
   return jnp.sqrt(sum(square(a) for a in jax.tree.leaves(eps)))
@@ -197,6 +213,10 @@ def new_error(exact: types.Params, one_step: types.Params) -> jax.Array:
     exact: ε_t^*, the exact FIP after the round, leaves [R, ...].
     one_step: an estimator's ε_t, started from the exact ε_{t-1}^*; see
       `simulation.from_exact`.
+
+  Examples:
+    >>> fi.theory.new_error(run.exact_eps, run.exact_eps).tolist()[:2]
+    [0.0, 0.0]
   """
   exact, one_step = _rows("exact", exact), _rows("one_step", one_step)
   form = lambda tree: jax.tree.map(jnp.shape, tree)
@@ -215,7 +235,7 @@ def _rows(name, eps):
   rows = {a.shape[:1] for a in leaves}
   if len(rows) != 1 or rows & {(), (0,)}:
     raise ValueError(f"{name} must have leaves [R, ...], with one R for all")
-  return treedef.unflatten(leaves)
+  return jax.tree.unflatten(treedef, leaves)
 
 
 def theorem2_bound(gamma, C):
@@ -224,6 +244,10 @@ def theorem2_bound(gamma, C):
   Args:
     gamma: γ.
     C: the largest ‖ε_t^*‖, `fip_norms(...).max()`.
+
+  Examples:
+    >>> float(fi.theory.theorem2_bound(gamma=1.5, C=2.0))
+    3.0
   """
   gamma, C = checks.array("gamma", gamma), checks.array("C", C)
   checks.at_least("gamma", gamma, 0)

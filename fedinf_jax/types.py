@@ -14,6 +14,18 @@ class Model(NamedTuple):
 
   `apply` treats the examples of a batch independently (no batch statistics):
   the rows of a batch may include other clients' examples with weight zero.
+
+  Examples:
+    >>> import jax.numpy as jnp
+    >>> linear = fi.Model(
+    ...   init=lambda key: {"w": jnp.zeros(4)},
+    ...   apply=lambda params, x: x @ params["w"],
+    ...   loss=lambda outputs, y: (outputs - y) ** 2,
+    ... )
+    >>> linear.apply(linear.init(jax.random.key(0)), test[0]).shape
+    (40,)
+    >>> linear.param_shapes()
+    {'w': ShapeDtypeStruct(shape=(4,), dtype=float32)}
   """
 
   init: Callable[[jax.Array], Params]  # key -> params

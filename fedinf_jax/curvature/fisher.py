@@ -38,6 +38,11 @@ def fisher(
       the eigenvalues s of each step's matrix, so that nothing ever grows.
     per: "step", or "round": the gradients of the first step serve for all m, as
       f(ηs)^m.
+
+  Examples:
+    >>> made = fi.estimator(fi.fisher(num_samples=5), fi.no_guard())
+    >>> fi.upload_bytes(model, data, fed, made)  # 2 steps, 5 rows of 15.
+    600
   """
   checks.one_of("labels", labels, ("observed", "sampled"))
   checks.positive_integer("num_samples", num_samples)

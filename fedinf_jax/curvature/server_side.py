@@ -50,6 +50,12 @@ def server_side(
       server's examples whose gradient reproduces the participant's update.
       Of `num_examples` candidates those that mixtures need most are kept, as
       many as the curvature samples. Needs `fisher(..., per="round")`.
+
+  Examples:
+    >>> curvature = fi.server_side(fi.fisher(num_samples=5, per="round"))
+    >>> made = fi.estimator(curvature, fi.no_guard())
+    >>> fi.upload_bytes(model, data, fed, made)  # Nothing but models.
+    0
   """
   if not isinstance(curvature, wall.Curvature) or curvature.serve is not None:
     raise ValueError(

@@ -158,7 +158,7 @@ class Curvature(NamedTuple):
     return not self.interactive and self.serve is None
 
 
-def step_loss(setup: Setup, client: Client, step: jax.Array):
+def step_loss(setup: Setup, client: Client, step: jax.Array | int):
   """Returns w -> the client's loss in one of its local steps."""
   return fedavg.step_loss(
     setup.model, setup.fed, client.examples, client.draws, step
@@ -179,13 +179,32 @@ def propagate(curvature: Curvature, descent: descents.Descent, report, eps):
 
 
 def answer(curvature: Curvature, setup: Setup, client: Client, eps) -> Answer:
-  """Makes an interactive participant's answer to every ε (leaves [R, ...])."""
+  """Makes an interactive participant's answer to every ε (leaves [R, ...]).
+
+  Examples:
+    >>> from fedinf_jax import federation, rng
+    >>> from fedinf_jax.data import on_device
+    >>> hessian = fi.exact_hessian()
+    >>> basic = {"basic": fi.estimator(hessian, fi.no_guard())}
+    >>> setup = federation.setup(model, fed, basic, run.params, max_examples=20)
+    >>> draws = rng.draws(0, 1, "hospital 3")
+    >>> examples = on_device.alone(*data.client(3))
+    >>> _, client = federation.train(setup)(run.params, examples, draws)
+    >>> jax.tree.map(np.shape, fi.answer(hessian, setup, client, run.exact_eps))
+    Answer(lost={'dense': {'bias': (6, 3), 'kernel': (6, 4, 3)}})
+  """
   report = curvature.report(setup, client)
   return Answer(curvature.lost(setup.descent, report, eps))
 
 
 def truncated() -> Curvature:
-  """Makes P_k = 0: combinatorial influence alone, nothing uploaded."""
+  """Makes P_k = 0: combinatorial influence alone, nothing uploaded.
+
+  Examples:
+    >>> made = fi.estimator(fi.truncated(), fi.no_guard())
+    >>> fi.upload_bytes(model, data, fed, made)
+    0
+  """
   lost = lambda descent, report, eps: eps
   return Curvature(
     name="truncated",

@@ -23,7 +23,13 @@ def flip_labels(
   fraction: float = 1.0,
   seed: int = 0,
 ) -> Corrupted:
-  """Replaces a fraction of the labels by another class, drawn uniformly."""
+  """Replaces a fraction of the labels by another class, drawn uniformly.
+
+  Examples:
+    >>> spoiled, bad = fi.data.corrupt.flip_labels(data, ["hospital 3"])
+    >>> bad, int((spoiled.client(3)[1] == data.client(3)[1]).sum())
+    (('hospital 3',), 0)
+  """
   federated.check(data)
   if data.num_classes is None or data.num_classes < 2:
     raise ValueError("flip_labels needs data with num_classes of at least 2")
@@ -46,7 +52,13 @@ def add_noise(
   scale: float = 0.5,
   seed: int = 0,
 ) -> Corrupted:
-  """Adds N(0, scale²) to every input, kept within the range of the data."""
+  """Adds N(0, scale²) to every input, kept within the range of the data.
+
+  Examples:
+    >>> noisy, bad = fi.data.corrupt.add_noise(data, 2, scale=0.5, seed=0)
+    >>> len(bad), noisy.num_examples.sum()
+    (2, np.int64(120))
+  """
   scale = checks.positive("scale", scale)
   _require_floats(data)
 
@@ -67,6 +79,11 @@ def free_rider(
 
   Inputs are uniform over the range of the data and labels are those of
   examples drawn from it, so that sizes and label counts look right.
+
+  Examples:
+    >>> made_up, bad = fi.data.corrupt.free_rider(data, ["hospital 3"])
+    >>> made_up.num_examples[3]  # As many as before.
+    np.int64(20)
   """
   _require_floats(data)
   low, high = float(data.x.min()), float(data.x.max())
@@ -86,7 +103,13 @@ def duplicate(
   *,
   seed: int = 0,
 ) -> Corrupted:
-  """Gives clients a copy of the examples of another client, left untouched."""
+  """Gives clients a copy of the examples of another client, left untouched.
+
+  Examples:
+    >>> copied, bad = fi.data.corrupt.duplicate(data, ["hospital 3"])
+    >>> bad, copied.num_examples[3]
+    (('hospital 3',), np.int64(20))
+  """
   touched = _positions(data, clients, seed)
   others = np.setdiff1d(np.arange(data.num_clients), touched)
   if not len(others):

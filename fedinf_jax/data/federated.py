@@ -27,6 +27,24 @@ class FederatedData:
     ids: K distinct ids. A client's random draws follow its id, so clients
       with ids can be dropped or reordered without touching the others.
     num_classes: labels lie in [0, num_classes); None where not declared.
+
+  Examples:
+    >>> data.num_clients, data.ids[0], data.num_examples[0]
+    (6, 'hospital 0', np.int64(20))
+    >>> x_0, y_0 = data.client(0)
+    >>> len(data.clients()), data.pooled()[0].shape, data.offsets[-1]
+    (6, (120, 4), np.int64(120))
+    >>> train, held_out = data.split(0.8, seed=0)
+    >>> held_out.owners[:5]  # Whose each row is, as a position of clients.
+    array([0, 0, 0, 0, 1])
+    >>> some, others = data.hold_out(0.3, seed=0)  # Whole clients.
+    >>> others.num_clients, data.without(["hospital 0"]).num_clients
+    (2, 5)
+    >>> data.positions(["hospital 2"]), data.take([4, 2]).ids
+    ([2], ('hospital 4', 'hospital 2'))
+    >>> data.with_examples(np.arange(30)).num_examples
+    array([20, 10])
+    >>> data.require_labels(3, "this example asks")
   """
 
   x: np.ndarray
@@ -56,6 +74,14 @@ class FederatedData:
 
     Raises:
       ValueError: naming the client and the field that is wrong.
+
+    Examples:
+      >>> pairs = [(x[0], y[0]), (x[1], y[1])]
+      >>> fi.FederatedData.from_clients(pairs, ids=["a", "b"]).ids
+      ('a', 'b')
+      >>> by_id = {"a": pairs[0], "b": pairs[1]}
+      >>> fi.FederatedData.from_clients(by_id).num_examples
+      array([20, 20])
     """
     if isinstance(clients, Mapping):
       if ids is not None:

@@ -40,6 +40,15 @@ def from_leaf(
 
   Raises:
     ValueError: naming the file, the writer and the field that is wrong.
+
+  Examples:
+    >>> import json, pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> images = {"x": [[1.0] * 784] * 2, "y": [10, 11]}
+    >>> leaf = {"users": ["w"], "num_samples": [2], "user_data": {"w": images}}
+    >>> _ = (folder / "all.json").write_text(json.dumps(leaf))
+    >>> fi.data.femnist.from_leaf(folder).x.shape
+    (2, 28, 28, 1)
   """
   paths = leaf.paths(folder, split)
   clients = {
@@ -60,6 +69,18 @@ def prepare_tfds(leaf_folder: str | os.PathLike, data_dir: str | os.PathLike):
     ValueError: as `from_leaf`, or a pixel is no 8-bit grey and could not be
       stored exactly, or the data set is there already: silently keeping or
       replacing it could leave the data of another folder.
+
+  Examples:
+    >>> import json, pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> images = {"x": [[1.0] * 784] * 2, "y": [10, 11]}
+    >>> leaf = {"users": ["w"], "num_samples": [2], "user_data": {"w": images}}
+    >>> _ = (folder / "all.json").write_text(json.dumps(leaf))
+    >>> fi.data.femnist.prepare_tfds(folder, folder / "tfds")
+    Downloading and preparing ... to ...
+    Dataset femnist downloaded and prepared to ...
+    >>> fi.data.femnist.from_tfds(folder / "tfds").ids
+    ('w',)
   """
   import tensorflow_datasets as tfds  # Here because it is slow to import.
 
@@ -80,7 +101,20 @@ def prepare_tfds(leaf_folder: str | os.PathLike, data_dir: str | os.PathLike):
 def from_tfds(
   data_dir: str | os.PathLike, split: str = "train"
 ) -> federated.FederatedData:
-  """Reads what `prepare_tfds` wrote: what `from_leaf` gives, exactly."""
+  """Reads what `prepare_tfds` wrote: what `from_leaf` gives, exactly.
+
+  Examples:
+    >>> import json, pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> images = {"x": [[1.0] * 784] * 2, "y": [10, 11]}
+    >>> leaf = {"users": ["w"], "num_samples": [2], "user_data": {"w": images}}
+    >>> _ = (folder / "all.json").write_text(json.dumps(leaf))
+    >>> fi.data.femnist.prepare_tfds(folder, folder / "tfds")
+    Downloading and preparing ... to ...
+    Dataset femnist downloaded and prepared to ...
+    >>> fi.data.femnist.from_tfds(folder / "tfds").num_examples
+    array([2])
+  """
   builder = _tfds_builder(data_dir)
   splits = list(builder.info.splits)
   if not splits:
@@ -123,6 +157,15 @@ def from_npz(
   Returns:
     What `from_leaf` would, writers in the order of `users`; those without
     images in the split are left out.
+
+  Examples:
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "writers.npz")
+    >>> white = np.full((2, 784), 255, np.uint8)
+    >>> split = {"x_train": white, "y_train": [10, 11], "u_train": [0, 0]}
+    >>> np.savez(path, users=["w"], **split)
+    >>> fi.data.femnist.from_npz(path).num_examples
+    array([2])
   """
   users, x, y, owner = femnist_npz.read(path, split, NUM_CLASSES, _PIXELS)
   images = from_greys(x).reshape(-1, *IMAGE_SHAPE)
@@ -141,7 +184,12 @@ def from_npz(
 
 
 def from_greys(greys: np.ndarray) -> np.ndarray:
-  """Maps grey levels 0 … 255 to float32 g / 255, rounded once."""
+  """Maps grey levels 0 … 255 to float32 g / 255, rounded once.
+
+  Examples:
+    >>> fi.data.femnist.from_greys(np.array([0, 51, 255], np.uint8))
+    array([0. , 0.2, 1. ], dtype=float32)
+  """
   return (greys / np.float64(255)).astype(np.float32)
 
 

@@ -58,6 +58,10 @@ def glyphs(
   Returns:
     x float32 [N, 28, 28, 1] from ink 0 to paper 1; y in 0 … 61, digits, then
     upper case, then lower case; ids writer_0000, writer_0001, …
+
+  Examples:
+    >>> fi.data.glyphs(2, 3, seed=0).x.shape
+    (6, 28, 28, 1)
   """
   checks.positive_integer("num_writers", num_writers)
   checks.seed(seed)
@@ -153,7 +157,7 @@ def _centre_lines(name):
   font = font.font_variant(size=100 * _CAP / -font.getbbox("H", anchor="ls")[1])
   shapes = []
   for letter in CLASSES:
-    left, top, right, bottom = font.getbbox(letter, anchor="ls")
+    left, top, right, bottom = map(int, font.getbbox(letter, anchor="ls"))
     width, height = right - left, bottom - top
     image = Image.new("L", (width, height))
     ImageDraw.Draw(image).text((-left, -top), letter, 255, font, anchor="ls")

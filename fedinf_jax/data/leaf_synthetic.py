@@ -27,6 +27,10 @@ def synthetic(
     num_classes: C.
     num_features: D.
     seed: LEAF's own is 931231.
+
+  Examples:
+    >>> fi.data.synthetic(num_clients=5, num_features=4).num_examples
+    array([86, 33, 52,  6, 11])
   """
   checks.positive_integer("num_clients", num_clients)
   checks.positive_integer("num_classes", num_classes)

@@ -14,7 +14,12 @@ from fedinf_jax.data import packing
 def iid(
   x, y, *, num_clients: int, seed: int = 0, num_classes: int | None = None
 ) -> federated.FederatedData:
-  """Deals examples out at random, evenly: sizes differ by at most one."""
+  """Deals examples out at random, evenly: sizes differ by at most one.
+
+  Examples:
+    >>> fi.data.partition.iid(*test, num_clients=6).num_examples
+    array([7, 7, 7, 7, 6, 6])
+  """
   x, y = _arrays(x, y, num_clients)
   checks.integer("seed", seed)
   draw = rng.host_generator(seed, rng.Stream.PARTITION, num_clients)
@@ -43,6 +48,11 @@ def dirichlet(
     alpha: concentration, > 0.
     seed: of the draw.
     num_classes: passed on.
+
+  Examples:
+    >>> skewed = fi.data.partition.dirichlet(*test, num_clients=4, alpha=0.3)
+    >>> skewed.num_clients, skewed.num_examples.sum()
+    (4, np.int64(40))
   """
   x, y = _arrays(x, y, num_clients)
   checks.integer("seed", seed)
@@ -75,6 +85,11 @@ def by_writer(
     y: [N, ...].
     writers: N ids, one per example; clients come in order of first appearance.
     num_classes: passed on.
+
+  Examples:
+    >>> writers = ["ann", "bob"] * 20
+    >>> fi.data.partition.by_writer(*test, writers=writers).ids
+    ('ann', 'bob')
   """
   x, y = _arrays(x, y, 1)
   writers = packing.listed("writers", writers)

@@ -41,6 +41,12 @@ def write(
 
   Raises:
     ValueError: naming the argument at fault, or what the folder holds.
+
+  Examples:
+    >>> import pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp(), "hospitals")
+    >>> fi.report.write(run, folder, test=test).name
+    'report.html'
   """
   # Here, as matplotlib takes a second to import: a run need not wait for it.
   from fedinf_jax.report import page
@@ -69,6 +75,11 @@ def measured(run: Any, *, test: Any, owners: Any = None) -> Any:
     run: see `write`.
     test: see `write`.
     owners: see `write`.
+
+  Examples:
+    >>> several = fi.report.measured(run, test=test)  # Measures once.
+    >>> type(fi.report.figures.scatter(several)).__name__
+    'Figure'
   """
   from fedinf_jax.running import given
 

@@ -80,7 +80,7 @@ def _replay(contents, found):
     return None
   names = [repr(str(contents.ids[k])) for k in both]
   if found.noun == "group":
-    names = map(str, both)  # Rows of removals.
+    names = list(map(str, both))  # Rows of removals.
   return (
     "To be sure about both ends, retrain without them:"
     f" fi.simulate(..., exact=[{', '.join(map(text.printable, names))}])"

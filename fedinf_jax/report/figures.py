@@ -28,20 +28,40 @@ ALL_ROWS, END_ROWS = 100, 30
 
 
 def images(contents: workdir.Contents) -> dict[str, drawing.Image]:
-  """Returns name → files, for every figure of FIGURES the run allows."""
+  """Returns name → files, for every figure of FIGURES the run allows.
+
+  Examples:
+    >>> several = fi.report.measured(run, test=test)
+    >>> "fig3_scatter" in fi.report.figures.images(several)
+    True
+  """
   with matplotlib.rc_context(drawing.STYLE):
     drawn = ((name, draw(contents)) for name, draw in FIGURES.items())
     return {name: drawing.image(figure) for name, figure in drawn if figure}
 
 
 def pngs(contents: workdir.Contents) -> dict[str, bytes]:
-  """Returns name → bytes of the PNG alone."""
+  """Returns name → bytes of the PNG alone.
+
+  Examples:
+    >>> several = fi.report.measured(run, test=test)
+    >>> fi.report.figures.pngs(several)["fig3_scatter"][1:4]
+    b'PNG'
+  """
   return {name: image.png for name, image in images(contents).items()}
 
 
 @of_run.either("an evaluated round")
 def learning_curve(contents):
-  """Draws test loss and accuracy over rounds."""
+  """Draws test loss and accuracy over rounds.
+
+  Examples:
+    >>> seen = fi.simulate(
+    ...   model, data, fed, estimators=ours, exact=True, evaluate=test
+    ... )
+    >>> type(fi.report.figures.learning_curve(seen, test=test)).__name__
+    'Figure'
+  """
   figure = drawing.figure_of(2.7)
   for ax, field in zip(
     figure.subplots(1, 2), ("loss", "accuracy"), strict=True
@@ -54,7 +74,15 @@ def learning_curve(contents):
 
 @of_run.either("estimators, and removals that were replayed: exact=")
 def pearson(contents):
-  """Draws Fig. 3 a–c: agreement of estimated with exact FIL over rounds."""
+  """Draws Fig. 3 a–c: agreement of estimated with exact FIL over rounds.
+
+  Examples:
+    >>> seen = fi.simulate(
+    ...   model, data, fed, estimators=ours, exact=True, evaluate=test
+    ... )
+    >>> type(fi.report.figures.pearson(seen, test=test)).__name__
+    'Figure'
+  """
   if not contents.has_exact or not contents.names:
     return None
   figure = drawing.figure_of(3.1)
@@ -85,7 +113,12 @@ def pearson(contents):
 
 @of_run.either("estimators, and removals that were replayed: exact=")
 def scatter(contents):
-  """Draws Fig. 3 d–f: estimated against exact FIL at the last round."""
+  """Draws Fig. 3 d–f: estimated against exact FIL at the last round.
+
+  Examples:
+    >>> fi.report.figures.scatter(run, test=test).axes[0].get_xlabel()
+    'exact FIL'
+  """
   names = contents.names[:MAX_SCATTERS]
   if not contents.has_exact or not names:
     return None
@@ -150,7 +183,13 @@ def _dots(ax, x, y, limits, colour):
 
 
 def debug(contents):
-  """Draws how well each score finds the clients that were made bad."""
+  """Draws how well each score finds the clients that were made bad.
+
+  Examples:
+    >>> several = fi.report.measured(run, test=test)
+    >>> fi.report.figures.debug(several) is None  # Nobody was made bad.
+    True
+  """
   if not contents.debug:
     return None
   scores, count = contents.debug["scores"], len(contents.debug["bad"])
@@ -200,7 +239,15 @@ def _score_colour(contents, score):
 
 @of_run.either("an estimator, or removals that were replayed: exact=")
 def heat_map(contents):
-  """Draws FIL of every client (rows) over rounds (columns)."""
+  """Draws FIL of every client (rows) over rounds (columns).
+
+  Examples:
+    >>> seen = fi.simulate(
+    ...   model, data, fed, estimators=ours, exact=True, evaluate=test
+    ... )
+    >>> type(fi.report.figures.heat_map(seen, test=test)).__name__
+    'Figure'
+  """
   found = verdict.verdict(contents)
   order = np.argsort(-found.fil, kind="stable")
   order = order[np.isfinite(found.fil[order])]

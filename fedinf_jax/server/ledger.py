@@ -21,7 +21,16 @@ LEAST_ROWS = 8
 
 
 class Ledger(NamedTuple):
-  """What a server keeps between rounds."""
+  """What a server keeps between rounds.
+
+  Examples:
+    >>> from fedinf_jax.server import ledger
+    >>> start = ledger.init(ours, run.params)
+    >>> start.ids, start.num_rows  # Room for eight clients.
+    ((), 8)
+    >>> start.eps("ours")["dense"]["bias"].shape
+    (0, 3)
+  """
 
   round: int  # rounds done
   ids: tuple[str, ...]  # K of them, in the order of their first reply

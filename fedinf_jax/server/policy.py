@@ -54,6 +54,12 @@ def leave_out_harmful(
     evaluations: in a row, before a client is left out.
     errors: standard errors that FIL must be below zero.
     most: share of all clients ever seen that is left out at most.
+
+  Examples:
+    >>> from fedinf_jax import server
+    >>> hook = server.leave_out_harmful(evaluations=3, most=0.1)
+    >>> hook.memory
+    {}
   """
   checks.positive_integer("evaluations", evaluations)
   checks.positive("errors", errors)

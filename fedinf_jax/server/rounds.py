@@ -26,7 +26,21 @@ from fedinf_jax.server import reply as replies
 
 
 class Server(NamedTuple):
-  """A server's side of a federation, as functions of its ledger."""
+  """A server's side of a federation, as functions of its ledger.
+
+  Examples:
+    >>> from fedinf_jax import server
+    >>> one = x[0, :1], y[0, :1]
+    >>> made = server.server(
+    ...   model, fed, ours, run.params, max_examples=20, example=one
+    ... )
+    >>> from fedinf_jax.server import ledger
+    >>> start = ledger.init(ours, run.params)
+    >>> made.uploads, made.interactive, made.questions(start)
+    (True, {}, {})
+    >>> made.upload_bytes("ours", start), len(made.cohort(1, list(data.ids)))
+    (600, 3)
+  """
 
   setup: wall.Setup
   estimators: dict[str, influence.Estimator]
@@ -103,6 +117,15 @@ def server(
     example: (x [1, ...], y [1, ...]), what a client's look like, where clients
       upload and there is no `server_data`.
     limits: of what is taken from a client.
+
+  Examples:
+    >>> from fedinf_jax import server
+    >>> one = x[0, :1], y[0, :1]
+    >>> made = server.server(
+    ...   model, fed, ours, run.params, max_examples=20, example=one
+    ... )
+    >>> made.cohort(1, list(data.ids))  # Who takes part in round 1.
+    ['hospital 2', 'hospital 3', 'hospital 0']
   """
   if not estimators:
     raise ValueError("estimators: give at least one, by name")
@@ -179,8 +202,8 @@ def _of_ledger(owners, held, ledger):
   if owners is None:
     return held
   place = {client: k for k, client in enumerate(ledger.ids)}
-  rows = [place.get(client, ledger.num_rows) for client in owners]
-  rows = jnp.asarray(rows, jnp.int32)
+  places = [place.get(client, ledger.num_rows) for client in owners]
+  rows = jnp.asarray(places, jnp.int32)
   return held._replace(owner=rows, removed_in=rows[:, None])
 
 
@@ -206,13 +229,14 @@ def _examine(limits, report):
     return replies.Accepted(sent.client, local, count, reports)
 
   def examine(ledger, sent):
-    accepted, lines = {}, []
+    seen: dict[str, replies.Accepted] = {}
+    lines = []
     for s in sent:
       try:
-        accepted[s.client] = one(ledger, s, accepted)
+        seen[s.client] = one(ledger, s, seen)
       except ValueError as error:
         lines.append(refusal(s.client, error))
-    accepted = list(accepted.values())
+    accepted = list(seen.values())
     if limits.largest_share is not None:
       counts = [a.num_examples for a in accepted]
       out = replies.over_share(counts, limits.largest_share)

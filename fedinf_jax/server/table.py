@@ -17,6 +17,12 @@ class Table(NamedTuple):
   """Influence of every client ever seen, by one estimator.
 
   FIL > 0: the test loss would be higher without the client, it helps.
+
+  Examples:
+    >>> from fedinf_jax.server import ledger, table
+    >>> start = ledger.init(ours, run.params)
+    >>> table.table(model, start, "ours", test).order()  # Nobody is known yet.
+    array([], dtype=int64)
   """
 
   round: int

@@ -93,9 +93,9 @@ def adjoint(
   Examples:
     >>> found = fi.adjoint(model, data, fed, *test, directions=2)
     >>> found.influence.shape  # On the test loss; > 0 helps.
-    (5,)
+    (6,)
     >>> found.on(fi.metrics.accuracy, *test).shape
-    (5,)
+    (6,)
   """
   shown = meter.reader(progress)
   go = adjoint_pass(
@@ -200,6 +200,13 @@ def adjoint_pass(
 
   Raises:
     ValueError: naming the argument, client or round at fault.
+
+  Examples:
+    >>> back_and_forth = fi.adjoint_pass(model, data, fed, *test, directions=2)
+    >>> state = back_and_forth.train(back_and_forth.init(), 6)
+    >>> state = back_and_forth.back(back_and_forth.turn(state), 6)
+    >>> back_and_forth.read(state).influence.shape
+    (6,)
   """
   own_part = checks.boolean("own_part", own_part)
   if directions is not None:

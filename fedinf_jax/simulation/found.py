@@ -32,6 +32,13 @@ class Found:
     model: the model that was trained.
     example: what the training data look like.
     rows: the clients that were drawn, and padding.
+
+  Examples:
+    >>> found = fi.adjoint(model, data, fed, *test, directions=2)
+    >>> data.ids[found.influence.argmin()], found.derivative.shape
+    ('hospital 0', (6,))
+    >>> found.on(fi.metrics.accuracy, *test).shape
+    (6,)
   """
 
   influence: jax.Array

@@ -95,6 +95,25 @@ class Run:
     history: FIL of the evaluated rounds; or None.
     rounds: how many are done; None: not known.
     made: how the run was made; None: not known.
+
+  Examples:
+    >>> run.rounds, run.names
+    (6, ['exact', 'ours'])
+    >>> run.influence(fi.metrics.accuracy, *test, of="ours").shape
+    (6,)
+    >>> run.table(*test).counts("exact")
+    {'helps': 3, 'hurts': 1, 'cannot tell': 2}
+    >>> sorted(run.agreement(*test))
+    ['ours']
+    >>> jax.tree.map(np.shape, run.exact_eps)
+    {'dense': {'bias': (6, 3), 'kernel': (6, 4, 3)}}
+    >>> np.asarray(run.everyone(fil, of="exact")).shape
+    (6,)
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> run.save(folder)
+    >>> fi.Run.load(folder, model).names
+    ['exact', 'ours']
   """
 
   params: types.Params
@@ -139,6 +158,13 @@ class Run:
       removals: those of the simulator, for `table`.
       cohorts: int [T, B] of the rounds so far, for `table`; None: not known.
       copy: whether the run outlives its state.
+
+    Examples:
+      >>> init, step = fi.simulator(
+      ...   model, data, fed, estimators=ours, exact=True
+      ... )
+      >>> fi.Run.of(model, step(init(), 3), data).rounds
+      3
     """
     agreement.require_model(model)
     check_state(state)
@@ -326,13 +352,18 @@ class Run:
 
   def _count(self, of):
     """Returns how many removals influence is known of."""
-    return len(self.exact_rows) if of == "exact" else self.num_removals
+    rows = self.exact_rows if of == "exact" else None
+    return self.num_removals if rows is None else len(rows)
 
   def require(self, of: str) -> types.Params:
     """Returns the FIP of an estimator, or "exact", as it lies on the devices.
 
     Raises:
       ValueError: if there is none, saying what there is.
+
+    Examples:
+      >>> sorted(run.require("exact")["dense"])
+      ['bias', 'kernel']
     """
     eps = None
     if isinstance(of, str):

@@ -62,6 +62,11 @@ def trust(
 
   Raises:
     ValueError: naming the argument at fault.
+
+  Examples:
+    >>> found = fi.trust(model, data, fed, *test, estimators=ours)["ours"]
+    >>> found.low <= found.pearson <= found.high
+    True
   """
   for name in ("exact", "removals"):
     if name in options:

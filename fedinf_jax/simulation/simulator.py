@@ -86,6 +86,13 @@ def simulator(
 
   Raises:
     ValueError: naming the argument, client or round at fault.
+
+  Examples:
+    >>> init, step = fi.simulator(model, data, fed, estimators=ours, exact=True)
+    >>> state = step(init(), 6)
+    >>> so_far = fi.Run.of(model, state, data)
+    >>> so_far.influence(fi.metrics.loss, *test, of="ours").shape
+    (6,)
   """
   plan = _plan(
     model, data, fed, estimators=estimators, exact=exact, removals=removals,
@@ -143,6 +150,12 @@ def simulate(
     progress: True: a live line on a terminal, and some plain lines elsewhere,
       on the error output; or a function of (rounds done, all rounds).
     **options: see `simulator`.
+
+  Examples:
+    >>> run = fi.simulate(model, data, fed, estimators=ours, exact=True)
+    >>> fil = run.influence(fi.metrics.loss, *test, of="ours")
+    >>> run.ids[fil.argmin()]  # FIL < 0: the loss falls without it.
+    'hospital 0'
   """
   shown = meter.reader(progress)
   record = recorders.recorder(model, data, fed, evaluate, evaluate_every)
@@ -180,6 +193,11 @@ def lower(
 
   Takes the arguments of `simulator`. `lower(...).compile()` tells what the
   program needs, before anything is run.
+
+  Examples:
+    >>> lowered = fi.simulation.lower(model, data, fed, estimators=ours)
+    >>> type(lowered).__name__  # Then lowered.compile().memory_analysis().
+    'Lowered'
   """
   plan = _plan(model, data, fed, **options)
   state = jax.eval_shape(lambda params: start(plan, params), plan.params)
@@ -196,6 +214,13 @@ def from_exact(state: runs.State, name: str) -> runs.State:
 
   One `step` later, that estimator is off by what the round itself added, the
   o(C) of Theorem 1: see `theory.new_error`.
+
+  Examples:
+    >>> init, step = fi.simulator(model, data, fed, estimators=ours, exact=True)
+    >>> state = fi.from_exact(step(init(), 5), "ours")
+    >>> after = fi.Run.of(model, step(state), data)
+    >>> fi.theory.new_error(after.exact_eps, after.eps["ours"]).shape
+    (6,)
   """
   runs.check_state(state)
   if not isinstance(name, str) or name not in state.estimators:
@@ -235,6 +260,10 @@ def upload_bytes(
     fed: see `simulator`.
     estimator: one of `simulator`'s.
     num_removals: R, the models in an answer; None: leave-one-out.
+
+  Examples:
+    >>> fi.upload_bytes(model, data, fed, ours["ours"])  # 2 × 5 rows of 15.
+    600
   """
   params = agreement.training(model, data, fed)
   plans.check_estimators({"it": estimator})

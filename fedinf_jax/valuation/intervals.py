@@ -60,9 +60,11 @@ def bootstrap(
     resamples: how often the groups are drawn again.
     seed: of the draws; all R share them.
 
-  Example:
-    found = bootstrap([[0.1, 0.3, 0.2, 0.2]], [5, 5, 5, 5])
-    found.low[0] > 0  # True: it helps, whichever of such owners are asked.
+  Examples:
+    >>> change = np.array([[0.1, 0.2, 0.3], [-0.1, 0.1, 0.0]])
+    >>> found = fi.valuation.bootstrap(change, [5, 5, 5])
+    >>> (found.low < change.mean(1)).tolist()
+    [True, True]
   """
   change, counts = _checked(change, counts)
   level = checks.number("level", level, "lie between 0 and 1", _is_share)
@@ -105,6 +107,10 @@ def effects(value: Any, p: Any, *, level: float = LEVEL) -> np.ndarray:
 
   Returns:
     int [R].
+
+  Examples:
+    >>> fi.valuation.effects([0.5, -0.5, 0.1], [0.001, 0.001, 0.8]).tolist()
+    [1, -1, 0]
   """
   value, p = checks.array("value", value), checks.array("p", p)
   if value.ndim != 1 or value.shape != p.shape:

@@ -29,6 +29,12 @@ def ranking(fil: Any, *, higher_is_helpful: bool = True) -> np.ndarray:
 
   Returns:
     int [K], positions of clients.
+
+  Examples:
+    >>> fi.valuation.ranking([0.1, -0.2, 0.3]).tolist()
+    [2, 0, 1]
+    >>> data.ids[fi.valuation.ranking(fil)[-1]]
+    'hospital 0'
   """
   fil = _scores("fil", fil)
   checks.boolean("higher_is_helpful", higher_is_helpful)
@@ -59,6 +65,10 @@ def choose(
 
   Returns:
     int [⌊fraction · K + 1/2⌋], positions, the most harmful (helpful) first.
+
+  Examples:
+    >>> fi.valuation.choose([0.1, -0.2, 0.3, 0.0], 0.25).tolist()
+    [1]
   """
   order = ranking(fil, higher_is_helpful=higher_is_helpful)
   fraction = checks.number(
@@ -89,10 +99,10 @@ def extremes(scores: Any, count: int) -> np.ndarray:
     int [count], distinct positions, from the most helpful to the most harmful:
     rows for `exact=`.
 
-  Example:
-    found = fi.adjoint(model, data, fed, x, y)
-    rows = fi.valuation.extremes(found.influence, 20)
-    fi.simulate(model, data, fed, exact=rows)
+  Examples:
+    >>> rows = fi.valuation.extremes(fil, 2)  # For simulate(..., exact=rows).
+    >>> data.ids[rows[-1]]
+    'hospital 0'
   """
   scores = _scores("scores", scores)
   count = checks.positive_integer("count", count)
@@ -116,6 +126,10 @@ def overlap(estimated: Any, exact: Any, count: int) -> float:
     estimated: [K] scores, higher is more helpful.
     exact: [K], likewise.
     count: how many clients, both ends together.
+
+  Examples:
+    >>> fi.valuation.overlap([1.0, 2.0, 3.0], [1.0, 3.0, 2.0], 2)
+    0.5
   """
   chosen = [set(extremes(a, count).tolist()) for a in (estimated, exact)]
   return len(chosen[0] & chosen[1]) / count
@@ -135,6 +149,10 @@ def rewards(fil: Any, budget: float = 1.0) -> np.ndarray:
 
   Returns:
     float64 [K], >= 0.
+
+  Examples:
+    >>> fi.valuation.rewards([1.0, -2.0, 3.0], budget=100).tolist()
+    [25.0, 0.0, 75.0]
   """
   help_ = np.maximum(_scores("fil", fil), 0)
   budget = checks.not_negative("budget", budget)
@@ -154,6 +172,10 @@ def precision_at_k(score: Any, bad: Any) -> float:
   Args:
     score: [K], higher is more helpful.
     bad: bool [K], at least one of them.
+
+  Examples:
+    >>> fi.valuation.precision_at_k([-1.0, 0.5, 2.0], [True, False, False])
+    1.0
   """
   score, bad = _labelled(score, bad)
   k = bad.sum()
@@ -174,6 +196,10 @@ def auroc(score: Any, bad: Any) -> float:
   Args:
     score: [K], higher is more helpful.
     bad: bool [K], at least one bad and one good.
+
+  Examples:
+    >>> fi.valuation.auroc([-1.0, 0.5, 2.0], [True, False, False])
+    1.0
   """
   score, bad = _labelled(score, bad)
   num_bad, num_good = bad.sum(), (~bad).sum()

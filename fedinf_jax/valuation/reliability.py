@@ -51,8 +51,8 @@ def reliability(a: Any, b: Any, *others: Any) -> Reliability:
     b: [R], likewise, of a training from another starting point (`jitter`).
     *others: more of them; correlations are then means over all pairs.
 
-  Example:
-    >>> reliability([1.0, 2.0, 3.0], [2.0, 4.0, 6.0]).ceiling
+  Examples:
+    >>> round(fi.reliability([1.0, 2.0, 3.0], [2.0, 4.0, 6.0]).ceiling, 3)
     1.0
   """
   names = ("a", "b", *(f"others[{i}]" for i in range(len(others))))
@@ -84,8 +84,9 @@ def reliability(a: Any, b: Any, *others: Any) -> Reliability:
 def _over_pairs(kind, found, known):
   """Returns the mean correlation of two of them; None if one is undefined."""
   pairs = itertools.combinations([values[known] for values in found], 2)
-  values = [correlation(kind, a, b) for a, b in pairs]
-  return None if None in values else float(np.mean(values))
+  every = [correlation(kind, a, b) for a, b in pairs]
+  values = [value for value in every if value is not None]
+  return None if len(values) < len(every) else float(np.mean(values))
 
 
 def jitter(
@@ -101,14 +102,12 @@ def jitter(
     scale: of the noise.
     seed: of the noise.
 
-  Example:
-    w = model.init(jax.random.key(0))
-    first = fi.simulate(model, data, fed, exact=True, params=w)
-    second = fi.simulate(model, data, fed, exact=True, params=fi.jitter(w))
-    fi.reliability(
-      first.influence(fi.metrics.loss, x, y, of="exact"),
-      second.influence(fi.metrics.loss, x, y, of="exact"),
-    ).ceiling
+  Examples:
+    >>> w = model.init(jax.random.key(0))
+    >>> again = fi.simulate(model, data, fed, exact=True, params=fi.jitter(w))
+    >>> other = again.influence(fi.metrics.loss, *test, of="exact")
+    >>> round(fi.reliability(fil, other).ceiling, 3)
+    1.0
   """
   checks.not_negative("scale", scale)
   key = rng.stream_key(checks.seed(seed), rng.Stream.JITTER)
