@@ -88,6 +88,16 @@ def from_nnx(
     make: rngs -> module, such as lambda rngs: Network(rngs=rngs).
     loss: as in `from_flax`.
     sample: as in `from_flax`.
+
+  Examples:
+    >>> from flax import nnx
+    >>> dense = fi.models.from_nnx(
+    ...   lambda rngs: nnx.Linear(4, 3, rngs=rngs),
+    ...   fi.models.cross_entropy,
+    ...   fi.models.categorical,
+    ... )
+    >>> dense.apply(dense.init(jax.random.key(0)), test[0]).shape
+    (40, 3)
   """
   if isinstance(make, nnx.Module) or not callable(make):
     raise ValueError(
@@ -201,6 +211,11 @@ def mlp(
       `mse` and labels are drawn by `gaussian`.
     hidden: widths of the hidden layers; (): a linear model.
     activation: of the hidden layers.
+
+  Examples:
+    >>> small = fi.models.mlp(4, 3, hidden=(8,))
+    >>> small.param_shapes()["dense1"]["kernel"].shape
+    (4, 8)
   """
   shape = num_features
   shape = shape if isinstance(shape, Sequence) else (shape,)
@@ -259,7 +274,12 @@ def categorical(key, logits):
 
 
 def mse(outputs, y):
-  """Returns the squared error of outputs [N, ...] shaped like y, [N]."""
+  """Returns the squared error of outputs [N, ...] shaped like y, [N].
+
+  Examples:
+    >>> fi.models.mse(np.array([1.0, 2.0]), np.array([1.0, 4.0])).tolist()
+    [0.0, 4.0]
+  """
   if outputs.shape != y.shape:
     raise ValueError(
       f"mse: outputs have shape {list(outputs.shape)}, y has {list(y.shape)};"
@@ -269,7 +289,12 @@ def mse(outputs, y):
 
 
 def gaussian(key, outputs):
-  """Draws targets around outputs [N, ...], such that `mse` is -log p(y) + c."""
+  """Draws targets around outputs [N, ...], such that `mse` is -log p(y) + c.
+
+  Examples:
+    >>> fi.models.gaussian(jax.random.key(0), np.zeros(5, np.float32)).shape
+    (5,)
+  """
   variance = outputs[0].size / 2
   noise = jax.random.normal(key, outputs.shape, outputs.dtype)
   return outputs + variance**0.5 * noise

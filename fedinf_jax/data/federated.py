@@ -103,13 +103,21 @@ class FederatedData:
 
   @classmethod
   def from_csv(cls, path: str | os.PathLike, **options) -> "FederatedData":
-    """Reads a CSV or Parquet file, or a folder of one per client.
+    r"""Reads a CSV or Parquet file, or a folder of one per client.
 
     `fi.data.read`, which also says what was found and encodes other files.
 
     Args:
       path: of the file or folder.
       **options: `client` and `label`, names of columns, and `task`.
+
+    Examples:
+      >>> import pathlib, tempfile
+      >>> path = pathlib.Path(tempfile.mkdtemp(), "hospitals.csv")
+      >>> rows = "ann,1.5,yes", "ann,0.5,no", "bob,2.5,yes", "bob,0.1,no"
+      >>> _ = path.write_text("\n".join(["hospital,age,ill", *rows]))
+      >>> fi.FederatedData.from_csv(path, client="hospital").ids
+      ('ann', 'bob')
     """
     return _read(path, options)
 
@@ -120,6 +128,13 @@ class FederatedData:
     Args:
       path: of the file.
       **options: `client` and `label`, other names of the arrays, and `task`.
+
+    Examples:
+      >>> import pathlib, tempfile
+      >>> path = pathlib.Path(tempfile.mkdtemp(), "hospitals.npz")
+      >>> np.savez(path, x=test[0], y=test[1], client=["a", "b"] * 20)
+      >>> fi.FederatedData.from_npz(path).num_examples
+      array([20, 20])
     """
     return _read(path, options)
 
@@ -130,6 +145,13 @@ class FederatedData:
     Args:
       frame: anything with columns: of pandas, Polars or Arrow, or a dictionary.
       **options: `client` and `label`, names of columns, and `task`.
+
+    Examples:
+      >>> import pyarrow
+      >>> columns = {"hospital": ["a", "b"] * 2, "age": [1.5, 2.5, 3.5, 4.5]}
+      >>> frame = pyarrow.table({**columns, "ill": ["no", "no", "yes", "yes"]})
+      >>> fi.FederatedData.from_dataframe(frame, client="hospital").ids
+      ('a', 'b')
     """
     return _read(frame, options)
 
@@ -139,7 +161,12 @@ class FederatedData:
     clients: Mapping[Any, tuple[Any, Any]],
     num_classes: int | None = None,
   ) -> "FederatedData":
-    """Takes {id: (x [n_k, ...], y [n_k, ...])}; see `from_clients`."""
+    """Takes {id: (x [n_k, ...], y [n_k, ...])}; see `from_clients`.
+
+    Examples:
+      >>> fi.FederatedData.from_dict({"a": (x[0], y[0]), "b": (x[1], y[1])}).ids
+      ('a', 'b')
+    """
     if not isinstance(clients, Mapping):
       raise ValueError(
         f"clients is a {type(clients).__name__}; it must be a dictionary"
@@ -158,6 +185,11 @@ class FederatedData:
       y: [N, ...].
       client: N ids; clients come in order of first appearance.
       num_classes: as in `from_clients`.
+
+    Examples:
+      >>> whose = np.repeat(["a", "b"], 20)
+      >>> fi.FederatedData.from_arrays(*test, whose).num_examples
+      array([20, 20])
     """
     # Here because it imports this file.
     from fedinf_jax.data import partition

@@ -12,7 +12,7 @@ from fedinf_jax.data import federated
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reading:
-  """What `read` found.
+  r"""What `read` found.
 
   Attributes:
     data: the clients.
@@ -20,6 +20,16 @@ class Reading:
     classes: the labels' names, in the order of their integers; None for a
       regression.
     line: what was understood, in one line.
+
+  Examples:
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "hospitals.csv")
+    >>> rows = "ann,1.5,yes", "ann,0.5,no", "bob,2.5,yes", "bob,0.1,no"
+    >>> _ = path.write_text("\n".join(["hospital,age,ill", *rows]))
+    >>> found = fi.data.read(path, client="hospital", label="ill")
+    >>> x_new, y_new, owners = found.encode(path)  # Of another file, as a rule.
+    >>> x_new.shape, y_new.tolist(), owners
+    ((4, 1), [1, 0, 1, 0], ('ann', 'ann', 'bob', 'bob'))
   """
 
   data: federated.FederatedData = dataclasses.field(repr=False)
@@ -56,7 +66,7 @@ def read(
   label: str | None = None,
   task: str = "auto",
 ) -> Reading:
-  """Reads clients from files, with defaults by what they hold.
+  r"""Reads clients from files, with defaults by what they hold.
 
   Of tables, numeric columns are standardised, text becomes a column for each
   category, and an id that differs in every row is left out. Labels that are
@@ -72,6 +82,17 @@ def read(
 
   Raises:
     ValueError: one line that names the file, the column and the row.
+
+  Examples:
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "hospitals.csv")
+    >>> rows = "ann,1.5,yes", "ann,0.5,no", "bob,2.5,yes", "bob,0.1,no"
+    >>> _ = path.write_text("\n".join(["hospital,age,ill", *rows]))
+    >>> found = fi.data.read(path, client="hospital", label="ill")
+    >>> found.task, found.classes, found.data.ids
+    ('classification', ('no', 'yes'), ('ann', 'bob'))
+    >>> print(found.line)
+    hospitals.csv: 2 clients by column hospital, 4 rows, 1 numeric column ...
   """
   # Here because it imports pyarrow, which takes a while.
   from fedinf_jax.data import encoding
