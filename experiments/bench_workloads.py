@@ -149,7 +149,8 @@ def _federation(workload, scale):
       task.model, task.train, task.fed, task.server_data
     )
   data = bench_measure.equal_clients(config.data.num_clients)
-  model = fi.models.logreg(data.x.shape[1], data.num_classes, "sigmoid")
+  classes: Any = data.num_classes
+  model = fi.models.logreg(data.x.shape[1], classes, "sigmoid")
   fed = fi.FedAvg(**{**config.fed, "batch_size": None})
   return config, bench_measure.Federation(model, data, fed)
 

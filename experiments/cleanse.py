@@ -137,7 +137,7 @@ def _print_table(screen, content):
     title_justify="left",
   )
   words = {"held_out": "two halves", "one_set": "one set (the paper's way)"}
-  groups = {}
+  groups: dict[tuple, list] = {}
   for curve in content.curves:
     key = curve.way, curve.end, curve.fraction, curve.score
     groups.setdefault(key, []).append((curve.loss[-1], curve.accuracy[-1]))

@@ -8,6 +8,7 @@ import runpy
 import signal
 import sys
 import textwrap
+from typing import Any
 
 from absl import app
 from absl import flags
@@ -187,7 +188,7 @@ def _recipe_help(config):
   """Returns the lines about recipes, their keys and the named estimators."""
   lines = ["", "Recipes, --config=NAME or a file of your own:"]
   for name, path in recipes().items():
-    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    doc: Any = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     lines.append(f"  {name:16} {doc.splitlines()[0]}")
   lines += ["", f"Keys of the recipe {config_name()}:"]
   for key, value in config.items():
@@ -221,7 +222,7 @@ def _parse(argv):
   except Exception as error:  # As in `define_config`.
     _refuse(recipe_error(error))
   if wants_help:
-    print(help_text(sys.modules["__main__"].__doc__, flags.FLAGS))
+    print(help_text(sys.modules["__main__"].__doc__ or "", flags.FLAGS))
     sys.exit(0)
   if len(left) > 1:
     _refuse(f"unexpected argument {left[1]!r}; flags start with --")

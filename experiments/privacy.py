@@ -140,7 +140,9 @@ def _show_logreg():
 def _show_images(secrets, folder):
   """Attacks CNNs, and draws what was found."""
   blank = np.full_like(secrets.images, attacks.PAPER)
-  drawn = [("the clients' images", secrets.images[: _IMAGES.value], None)]
+  drawn: list[tuple] = [
+    ("the clients' images", secrets.images[: _IMAGES.value], None)
+  ]
   nets = _NETS.value
   tables = {
     "blank paper": dict.fromkeys(nets, attacks.psnr(blank, secrets.images))

@@ -9,6 +9,8 @@ from fedinf_jax import report as report
 from fedinf_jax import theory as theory
 from fedinf_jax import valuation as valuation
 from fedinf_jax import version
+from fedinf_jax.choice import Choice as Choice
+from fedinf_jax.choice import default_estimator as default_estimator
 from fedinf_jax.curvature import answer as answer
 from fedinf_jax.curvature import dense_hessian as dense_hessian
 from fedinf_jax.curvature import exact_difference as exact_difference

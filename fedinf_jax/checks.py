@@ -247,7 +247,8 @@ def _own_params(params, expected):
     expected: the shapes of the model's.
   """
   expected, treedef = jax.tree.flatten_with_path(expected)
-  leaves, given = jax.tree.flatten(params)
+  leaves = jax.tree.leaves(params)
+  given: Any = jax.tree.structure(params)
   if given != treedef:
     raise ValueError(f"params: the model has {treedef}, not {given}")
   found = []
@@ -263,7 +264,7 @@ def _own_params(params, expected):
       finite(name, np.atleast_1d(values), "row")
     floating = jnp.issubdtype(values.dtype, jnp.floating)
     found.append(jnp.asarray(values, None if floating else wanted.dtype))
-  return treedef.unflatten(found)
+  return jax.tree.unflatten(treedef, found)
 
 
 def _as_array(value):

@@ -74,7 +74,10 @@ class FedAvg:
 
 
 def batch(
-  fed: FedAvg, examples: on_device.Examples, draws: rng.Draws, step: jax.Array
+  fed: FedAvg,
+  examples: on_device.Examples,
+  draws: rng.Draws,
+  step: jax.Array | int,
 ):
   """Returns the examples of one local step.
 
@@ -105,7 +108,7 @@ def step_loss(
   fed: FedAvg,
   examples: on_device.Examples,
   draws: rng.Draws,
-  step: jax.Array,
+  step: jax.Array | int,
 ):
   """Returns w -> L(w, D), the mean loss over the examples of a local step."""
   x, y, own = batch(fed, examples, draws, step)

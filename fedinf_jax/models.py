@@ -160,8 +160,9 @@ def cnn(
   dense: int = 64,
   activation: Activation = "relu",
   pool: str = "max",
+  image_shape: Sequence[int] = (28, 28, 1),
 ) -> types.Model:
-  """Makes LEAF's FEMNIST network at any width, for images [N, 28, 28, 1].
+  """Makes LEAF's FEMNIST network at any width, for images [N, H, W, C].
 
   Two 5 × 5 convolutions, each followed by `activation` and a halving of both
   sides, then a hidden dense layer and the output layer.
@@ -174,6 +175,7 @@ def cnn(
     pool: how sides are halved: "max", "avg", or "stride" (a convolution of
       stride 2). Without an activation, "avg" and "stride" make the network one
       linear map of its input.
+    image_shape: H, W and channels; sides that 4 does not divide are padded.
 
   Examples:
     >>> small = fi.models.cnn(10, widths=(2, 4), dense=8)
@@ -186,14 +188,28 @@ def cnn(
   if not isinstance(widths, Sequence) or len(widths) != 2:
     raise ValueError(f"widths is {widths!r}; it must be two numbers")
   first, second = (checks.positive_integer("widths", w) for w in widths)
+  height, width, channels = _image_shape(image_shape)
+  places = -(-height // 4) * -(-width // 4)
   memory.require(
     f"a network of widths {first}, {second} and dense = {dense}",
-    4 * (25 * first * (1 + second) + dense * (49 * second + num_classes)),
+    4
+    * (
+      25 * first * (channels + second) + dense * (places * second + num_classes)
+    ),
   )
   module = networks.CNN(
     num_classes, (first, second), dense, _activation(activation), pool
   )
-  return _classifier(module, (1, 28, 28, 1))
+  return _classifier(module, (1, *image_shape))
+
+
+def _image_shape(shape):
+  """Returns H, W and C."""
+  if not isinstance(shape, Sequence) or len(shape) != 3:
+    raise ValueError(
+      f"image_shape is {shape!r}; it must be height, width and channels"
+    )
+  return [checks.positive_integer("image_shape", side) for side in shape]
 
 
 def mlp(

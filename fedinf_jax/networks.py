@@ -96,6 +96,9 @@ class CNN(nn.Module):
   def __call__(self, x):
     """Returns logits [N, C]."""
     n, h, w, c = x.shape
+    if h % 4 or w % 4:
+      x = jnp.pad(x, ((0, 0), (0, -h % 4), (0, -w % 4), (0, 0)))
+      _, h, w, _ = x.shape
     x = x.reshape(n, h // 2, 2, w // 2, 2, c).transpose(0, 1, 3, 2, 4, 5)
     for i, (width, tile) in enumerate(zip(self.widths, (4, 2), strict=True)):
       layer = _Conv(
@@ -153,8 +156,8 @@ def _largest_jvp(primals, tangents):
   first = jnp.full(y.shape, x.shape[3] - 1, jnp.int32)
   for place in reversed(range(x.shape[3] - 1)):
     first = jnp.where(x[:, :, :, place] == y, place, first)
-  place = lax.broadcasted_iota(jnp.int32, x.shape, 3)
-  return y, jnp.where(place == first[:, :, :, None], dx, 0).sum(3)
+  places = lax.broadcasted_iota(jnp.int32, x.shape, 3)
+  return y, jnp.where(places == first[:, :, :, None], dx, 0).sum(3)
 
 
 def _tile_conv(x, kernel, tile, stride):

@@ -235,7 +235,7 @@ def _rows(name, eps):
   rows = {a.shape[:1] for a in leaves}
   if len(rows) != 1 or rows & {(), (0,)}:
     raise ValueError(f"{name} must have leaves [R, ...], with one R for all")
-  return treedef.unflatten(leaves)
+  return jax.tree.unflatten(treedef, leaves)
 
 
 def theorem2_bound(gamma, C):

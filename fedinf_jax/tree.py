@@ -162,8 +162,8 @@ def scale_layers(factors, tree):
   """Multiplies layer j of row r by factors[r, j]."""
   leaves, treedef = jax.tree.flatten(tree)
   scale = jax.vmap(lambda f, a: f * a)
-  return treedef.unflatten(
-    [scale(factors[:, j], a) for j, a in enumerate(leaves)]
+  return jax.tree.unflatten(
+    treedef, [scale(factors[:, j], a) for j, a in enumerate(leaves)]
   )
 
 
@@ -171,8 +171,8 @@ def clear_layers(cleared, tree):
   """Puts zeros where `cleared` [R, L] says so."""
   leaves, treedef = jax.tree.flatten(tree)
   pick = jax.vmap(lambda c, a: jnp.where(c, 0, a))
-  return treedef.unflatten(
-    [pick(cleared[:, j], a) for j, a in enumerate(leaves)]
+  return jax.tree.unflatten(
+    treedef, [pick(cleared[:, j], a) for j, a in enumerate(leaves)]
   )
 
 

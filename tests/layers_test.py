@@ -22,6 +22,7 @@ FLOORS = [
   {"curvature"},
   {"influence", "backwards"},
   {"federation", "presets", "valuation"},
+  {"choice"},
   {"simulation"},
   {"server"},
   {"running"},
@@ -99,8 +100,9 @@ WITHIN = {
     {"building"},
   ],
   "command": [
-    {"showing", "plans"},
-    {"running"},
+    {"choices", "flags", "plans", "showing"},
+    {"own", "parser", "running"},
+    {"main"},
   ],
   "flower": [
     {"output", "records", "store"},

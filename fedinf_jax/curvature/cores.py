@@ -186,7 +186,8 @@ def _absorb(layerwise, descent, report, eps, lost, attendance, examiner, _):
   rows = jax.tree.leaves(report.rows)
   flat = [a.reshape(a.shape[0], -1) for a in leaves]
   blocks = tree.layer_blocks(len(leaves), layerwise=layerwise)
-  out, grown = [None] * len(leaves), [None] * len(leaves)
+  out: list[Any] = [None] * len(leaves)
+  grown: list[Any] = [None] * len(leaves)
   owned = report.owned
   for i, block in enumerate(blocks):
     cores, gram = report.cores[i], report.grams[i]
@@ -209,7 +210,7 @@ def _absorb(layerwise, descent, report, eps, lost, attendance, examiner, _):
       taken = [low_rank.matmul(c, a) for a in g]
     for j, a in zip(block, taken, strict=True):
       out[j], grown[j] = a.reshape(leaves[j].shape), found
-  lost = tree.add(lost, treedef.unflatten(out))
+  lost = tree.add(lost, jax.tree.unflatten(treedef, out))
   return lost, None if examiner is None else jnp.stack(grown, 2)
 
 

@@ -151,7 +151,7 @@ def hessian_blocks(gradient, w, *, layerwise: bool) -> list[jax.Array]:
       moved = list(leaves)
       for j, leaf in zip(block, unravel(v), strict=True):
         moved[j] = leaf
-      g = jax.tree.leaves(gradient(treedef.unflatten(moved)))
+      g = jax.tree.leaves(gradient(jax.tree.unflatten(treedef, moved)))
       return flatten_util.ravel_pytree([g[j] for j in block])[0]
 
     blocks.append(jax.jacfwd(part)(flat))
@@ -211,8 +211,8 @@ def _blocks_of(eps, *, layerwise):
     if not layerwise:
       ends = [sum(sizes[: j + 1]) for j in range(len(sizes) - 1)]
       flat = jnp.split(flat[0], ends, axis=1)
-    return treedef.unflatten(
-      [a.reshape(b.shape) for a, b in zip(flat, leaves, strict=True)]
+    return jax.tree.unflatten(
+      treedef, [a.reshape(b.shape) for a, b in zip(flat, leaves, strict=True)]
     )
 
   return flat, unflatten

@@ -102,7 +102,7 @@ def layerwise_hessian() -> wall.Curvature:
       def diagonal(sigma):
         leaves, treedef = jax.tree.flatten(sigma)
         pairs = zip(products, leaves, strict=True)
-        return treedef.unflatten([h(a) for h, a in pairs])
+        return jax.tree.unflatten(treedef, [h(a) for h, a in pairs])
 
       product = memory.map_models(diagonal, sigma, bytes_per_removal)
       return descent.scaled(product)

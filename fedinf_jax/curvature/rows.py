@@ -118,7 +118,7 @@ def _restrain(layerwise, bound) -> Callable:
 
   def restrain(report):
     leaves, treedef = jax.tree.flatten(report.rows)
-    scale = [None] * len(leaves)
+    scale: list[Any] = [None] * len(leaves)
     factor = report.factor
     if factor is not None:
       factor = jnp.maximum(factor, 0)  # Negative curvature would expand.
@@ -140,7 +140,7 @@ def _restrain(layerwise, bound) -> Callable:
     excess = jnp.stack([(s < 1).any(1) for s in scale]).any(0)
     if factor is not None:
       excess = excess | (factor != report.factor).any((1, 2))
-    return low_rank.Rows(treedef.unflatten(rows), factor), excess
+    return low_rank.Rows(jax.tree.unflatten(treedef, rows), factor), excess
 
   return restrain
 
@@ -162,7 +162,7 @@ def _lost(layerwise) -> Callable:
           u = u * step.factor[None]
         for j in block:
           out[j] = low_rank.matmul(u, rows[j]).reshape(leaves[j].shape)
-      return treedef.unflatten(out)
+      return jax.tree.unflatten(treedef, out)
 
     return descents.lost(descent, apply, report, eps)
 

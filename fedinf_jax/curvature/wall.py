@@ -158,7 +158,7 @@ class Curvature(NamedTuple):
     return not self.interactive and self.serve is None
 
 
-def step_loss(setup: Setup, client: Client, step: jax.Array):
+def step_loss(setup: Setup, client: Client, step: jax.Array | int):
   """Returns w -> the client's loss in one of its local steps."""
   return fedavg.step_loss(
     setup.model, setup.fed, client.examples, client.draws, step

@@ -157,7 +157,7 @@ def _centre_lines(name):
   font = font.font_variant(size=100 * _CAP / -font.getbbox("H", anchor="ls")[1])
   shapes = []
   for letter in CLASSES:
-    left, top, right, bottom = font.getbbox(letter, anchor="ls")
+    left, top, right, bottom = map(int, font.getbbox(letter, anchor="ls"))
     width, height = right - left, bottom - top
     image = Image.new("L", (width, height))
     ImageDraw.Draw(image).text((-left, -top), letter, 255, font, anchor="ls")

@@ -177,7 +177,7 @@ def _label(path, table, label, client):
 
 def _guess(table, names):
   """Returns the column that is called by the first of these names."""
-  called = {}
+  called: dict[str, str] = {}
   for column in table.column_names:
     plain = column.strip().lower().replace(" ", "_").replace("-", "_")
     for end in ("_id", "_name"):

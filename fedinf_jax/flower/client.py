@@ -104,6 +104,6 @@ def _read_eps(content, like):
   for key, record in content.array_records.items():
     if key.startswith(records.EPS):
       leaves = [a.numpy() for a in record.values()]
-      tree = jax.tree.structure(like).unflatten(leaves)
+      tree = jax.tree.unflatten(jax.tree.structure(like), leaves)
       eps[key.removeprefix(records.EPS)] = tree
   return eps

@@ -7,6 +7,7 @@ first reply; before it their influence is exactly zero.
 
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -149,7 +150,7 @@ def influence_table(
 
 def _last(folder, ledger):
   """Returns the last round of each client, int [K]."""
-  last = {}
+  last: dict[str, int] = {}
   path = folder / ATTENDANCE
   lines = path.read_text("utf-8").splitlines() if path.is_file() else []
   for line in map(json.loads, lines):
@@ -161,10 +162,11 @@ def _estimator(server, name, ledger):
   """Returns an estimator of summary.json: nobody knows the truth."""
   health = influence.health(ledger.state.estimators[name])
   count = len(ledger.ids)
+  cut: Any = lambda a: np.asarray(a)[:count]  # [K, L]
   health = health._replace(
-    truncated_at=np.asarray(health.truncated_at)[:count],  # [K, L]
-    growth=np.asarray(health.growth)[:count],
-    nonfinite_at=np.asarray(health.nonfinite_at)[:count],
+    truncated_at=cut(health.truncated_at),
+    growth=cut(health.growth),
+    nonfinite_at=cut(health.nonfinite_at),
   )
   truncated = float((health.truncated_at > 0).mean())
   curvature = server.estimators[name].curvature

@@ -111,7 +111,7 @@ class InfluenceStrategy(strategies.Strategy):
     self._params = jax.tree.map(jnp.asarray, params)
     self._ledger = ledgers.init(estimators, self._params)
     self._left_out: tuple[str, ...] = ()
-    self._store = None
+    self._store: stores.Store | None = None
     self._offset = 0  # rounds that an earlier server did
     self._cohort: dict[int, str] = {}  # node -> client, in the order drawn
     self._grid: serverapp.Grid | None = None
@@ -217,10 +217,11 @@ class InfluenceStrategy(strategies.Strategy):
     if self._workdir is None:
       return
     fingerprint = stores.fingerprint(self._server, self._params, *self._data)
-    self._store = stores.Store(
+    store = stores.Store(
       self._workdir, self._server.estimators, self._params, fingerprint
     )
-    kept = self._store.restore(lambda line: _warn([line]))
+    self._store = store
+    kept = store.restore(lambda line: _warn([line]))
     if kept is not None:
       self._ledger, self._left_out, memory = kept
       self._remember(memory)

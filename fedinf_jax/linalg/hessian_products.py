@@ -16,7 +16,9 @@ def by_layer(loss: Callable, w) -> list[Callable]:
 
   def product(j):
     def loss_of_layer(leaf):
-      return loss(treedef.unflatten([*leaves[:j], leaf, *leaves[j + 1 :]]))
+      return loss(
+        jax.tree.unflatten(treedef, [*leaves[:j], leaf, *leaves[j + 1 :]])
+      )
 
     return jax.linearize(jax.grad(loss_of_layer), leaves[j])[1]
 

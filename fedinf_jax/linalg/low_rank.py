@@ -11,6 +11,7 @@ so that with u = Gε and c = (I + DL)⁻¹ D u what is lost of ε is Gᵀc, and
 
 from collections.abc import Callable
 import functools
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -73,7 +74,7 @@ def absorb(report, grams, blocks, eps, lost, attendance, examiner):
     total, _ = so_far
     eps, square, shares, before = inputs
     leaves, treedef = jax.tree.flatten(eps)
-    found = [None] * len(leaves)  # bool [R, b] of each layer
+    found: list[Any] = [None] * len(leaves)  # bool [R, b] of each layer
 
     def keep(gain, block):
       size = sum(square[:, j] for j in block)[:, None]
@@ -86,11 +87,11 @@ def absorb(report, grams, blocks, eps, lost, attendance, examiner):
       report, grams, flat, shares, blocks,
       keep=keep if fine else None, base=attendance.base, hits=hits,
     )  # fmt: skip
-    parts = treedef.unflatten(parts)
+    parts = jax.tree.unflatten(treedef, parts)
     total = jax.tree.map(lambda a, b: a + b.reshape(a.shape), total, parts)
     return total, jnp.stack(found, 2) if fine else None
 
-  grown = jnp.zeros(before.shape, bool) if fine else None
+  grown = None if before is None else jnp.zeros(before.shape, bool)
   inputs = eps, square, shares, before
   return tree.update_rows(add, (lost, grown), inputs, chunk)
 

@@ -86,8 +86,7 @@ def check(config: ml_collections.ConfigDict):
     keys.check_memory(config, memory.tree_bytes(model.param_shapes()))
   estimators = named.build(config.estimators)
   passes = named.passes(names(config))
-  serving = [n for n, e in estimators.items() if e.curvature.serve is not None]
-  serving += [n for n, p in passes.items() if p.curvature is not None]
+  serving = named.serving(names(config))
   if serving and not config.server_examples:
     raise ValueError(
       f"estimators: {serving[0]!r} needs examples of the server's own; set"

@@ -45,6 +45,18 @@ def passes(
   }
 
 
+def serving(names: str) -> list[str]:
+  """Returns those of such a list that need examples of the server's own."""
+  found = [
+    name
+    for name, made in build(names).items()
+    if made.curvature.serve is not None
+  ]
+  return found + [
+    name for name, made in passes(names).items() if made.curvature is not None
+  ]
+
+
 def split(names: str) -> list[str]:
   """Returns the names of a list."""
   return [name.strip() for name in names.split(",") if name.strip()]

@@ -47,6 +47,12 @@ def command(contents: workdir.Contents, found: verdicts.Verdict) -> str | None:
 
 
 def _inspect(contents, found):
+  if found.selfish is not None:
+    return (
+      "Next, inspect the data of"
+      f" {text.escaped(contents.ids[found.selfish])}: wrong labels, among its"
+      " test examples, too, look like this."
+    )
   if not found.hurts:
     return None
   names = [text.escaped(contents.ids[k]) for k in found.hurts]
@@ -74,7 +80,7 @@ def _replay(contents, found):
     return None
   names = [repr(str(contents.ids[k])) for k in both]
   if found.noun == "group":
-    names = map(str, both)  # Rows of removals.
+    names = list(map(str, both))  # Rows of removals.
   return (
     "To be sure about both ends, retrain without them:"
     f" fi.simulate(..., exact=[{', '.join(map(text.printable, names))}])"

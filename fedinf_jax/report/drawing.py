@@ -159,8 +159,8 @@ def log_axes(axes, lines, sizes):
   if not size:
     size = min((m for v in lines if (m := largest(v))), default=1.0)
   ceiling = min(most * 1.6, size * HEADROOM)
-  positive = [v[(v > 0) & np.isfinite(v)] for v in lines]
-  positive = np.concatenate([*positive, [ceiling / 10]])
+  above = [v[(v > 0) & np.isfinite(v)] for v in lines]
+  positive = np.concatenate([*above, [ceiling / 10]])
   # Not the least: errors start from nothing.
   floor = max(np.quantile(positive, 0.03) / 2, ceiling / 10**DECADES)
   for ax in axes:

@@ -42,6 +42,7 @@ def sentences(contents: workdir.Contents, found: verdicts.Verdict) -> Sentences:
       _end(contents, found, found.helps, ("helps", "help", "rise")),
       _end(contents, found, found.hurts, ("hurts", "hurt", "fall")),
       _unclear(found),
+      *_selfish(contents, found),
     ],
     account=_account(contents, found),
     trust=trust(contents, found),
@@ -115,6 +116,21 @@ def _unclear(found):
   if unknown:
     line += f"; of {unknown:,} nothing is known"
   return f"{line}."
+
+
+def _selfish(contents, found):
+  """Names a client that helps its own rows only, and hurts all others'."""
+  if found.selfish is None:
+    return []
+  change = lambda field: numbers.digits(
+    abs(verdicts.column(contents, field, found.selfish, found.ranked_by))
+  )
+  who = text.escaped(contents.ids[found.selfish])
+  return [
+    f"But {found.noun} {who} helps its own test examples only, and hurts all"
+    f" others' the most: without it their loss would fall by"
+    f" {change('fil_others')}, and its own rise by {change('fil_own')}."
+  ]
 
 
 def _account(contents, found):

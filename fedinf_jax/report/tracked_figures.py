@@ -41,9 +41,9 @@ def layers(contents):
           style = drawing.style_of(contents, name)
           drawing.trace(ax, trace["round"], trace[kind], **style)
     drawing.log_axes([ax for ax, _ in block], lines, truth)
-  label = "exact ε*" if truth else None
+  of_truth = "exact ε*" if truth else None
   drawing.legend(
-    figure, contents, f"Client {text.escaped(client)}", truth=label
+    figure, contents, f"Client {text.escaped(client)}", truth=of_truth
   )
   return figure
 
@@ -76,7 +76,8 @@ def distance(contents):
   figure = drawing.figure_of(0.5 + 2.4 * rows)
   axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
   block = drawing.block(axes, clients, "round", "distance ‖ε − ε*‖")
-  lines, sizes = {}, []
+  lines: dict[str, list[np.ndarray]] = {}
+  sizes = []
   for ax, client in block:
     ax.set_title(f"Client {drawing.short(text.escaped(client), 24)}")
     rounds, size = _whole(tracked[client], "exact", "norm")

@@ -51,6 +51,8 @@ class Verdict(NamedTuple):
   num_replayed: int  # clients whose exact FIL is known
   grades: dict[str, Grade]  # of every estimator
   noun: str = "client"  # what a row is, or "group"
+  # Who helps its own test rows only, and hurts all others' most; None: nobody.
+  selfish: int | None = None
 
   def count(self, effect: str) -> int:
     """Returns how many clients have an effect."""
@@ -91,7 +93,20 @@ def verdict(contents: workdir.Contents) -> Verdict:
       for name, measured in contents.summary["estimators"].items()
     },
     noun="group" if contents.summary.get("members") else "client",
+    selfish=None if contents.screened_by else _selfish(contents, by, fil),
   )
+
+
+def _selfish(contents, by, fil):
+  """Returns who moves others' loss the most, and to the worse, yet helps.
+
+  A client with wrong labels, and as wrong ones among the test rows, is one.
+  """
+  others = contents.columns.get(f"fil_others_{by}")
+  if others is None or not np.isfinite(others).any():
+    return None
+  k = int(np.nanargmax(np.abs(others)))
+  return k if others[k] < 0 < fil[k] else None
 
 
 def column(contents: workdir.Contents, field: str, k: int, by: str) -> float:

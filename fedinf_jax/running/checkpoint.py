@@ -132,7 +132,8 @@ class Checkpoints:
       round_: which round.
     """
     leaves, treedef = jax.tree.flatten(target)
-    state, digest, reason = None, None, "another process found it so"
+    state: Any = None
+    digest, reason = None, "another process found it so"
     try:
       saved = self._manager.restore(
         round_,
@@ -143,7 +144,8 @@ class Checkpoints:
         ),
       )
       digest = saved["digest"]["digest"]
-      state = treedef.unflatten(saved["state"][n] for n in _named(leaves))
+      values = [saved["state"][n] for n in _named(leaves)]
+      state = jax.tree.unflatten(treedef, values)
     except Exception as error:  # Whatever is wrong with it, it is no use.
       reason = _reason(error)
     if not processes.gather(state is not None).all():

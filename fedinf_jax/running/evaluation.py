@@ -53,9 +53,10 @@ def evaluator(
   passed = {(s.estimator, s.round): s for s in scores}
 
   def loss_and_accuracy(outputs, y):
-    return jnp.stack(
-      [model.loss(outputs, y).mean(), metrics_.accuracy(outputs, y)]
-    )
+    hits = jnp.nan
+    if jnp.issubdtype(y.dtype, jnp.integer) and y.shape == outputs.shape[:-1]:
+      hits = metrics_.accuracy(outputs, y)
+    return jnp.stack([model.loss(outputs, y).mean(), hits])
 
   @jax.jit
   def present(params, x, y):

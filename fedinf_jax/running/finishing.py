@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -119,7 +120,9 @@ def _repeated(task, metrics, found):
   late = summaries.late(metrics, task.fed.rounds)
   late = [line["reliability"] for line in late]
   fields = ("pearson", "spearman", "ceiling", "ceiling_mean")
-  means = {f: summaries.mean(line[f] for line in late) for f in fields}
+  means: dict[str, Any] = {
+    f: summaries.mean(line[f] for line in late) for f in fields
+  }
   estimators = {
     name: records.WithMean(
       *(

@@ -236,7 +236,7 @@ def _agreement(run, name, fil, round_):
 
 def _about(run, name):
   """Returns config.json."""
-  config = {"written_by": WRITTEN_BY}
+  config: dict[str, Any] = {"written_by": WRITTEN_BY}
   if run.made is not None:
     config |= {"seed": run.made.seed, "fed": run.made.fed}
     kinds = run.made.estimators.items()

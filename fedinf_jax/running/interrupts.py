@@ -9,7 +9,7 @@ def stop_requests():
   """Records the first Ctrl-C (or SIGTERM); yields a function that tells."""
   signals = (signal.SIGINT, signal.SIGTERM)
   before = [signal.getsignal(s) for s in signals]
-  received = []
+  received: list[int] = []
 
   def handle(number, frame):
     if received:  # The second one ends the run at once.

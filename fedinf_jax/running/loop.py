@@ -230,7 +230,8 @@ def _advance(run, evaluated, screen, saving):
         time.monotonic() - last_save > 60 * saving.minutes,
         stop_requested(),
       )
-      block, due, stop = int(agreed[0, 0]), agreed[0, 1], agreed[:, 2].any()
+      block, due = int(agreed[0, 0]), agreed[0, 1]
+      stop = bool(agreed[:, 2].any())
       by_round = saving.rounds and run.round % saving.rounds == 0
       if due or by_round or stop or run.round in task.keep_rounds | {last}:
         run.save()

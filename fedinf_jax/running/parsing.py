@@ -96,12 +96,12 @@ def _rows(file):
 
 def _layers(file):
   """Returns client → layer → estimator → field → [N]."""
-  traces = {}
+  traces: dict[tuple[str, ...], list[dict[str, str]]] = {}
   for row in _rows(file):
     titles = ("client", "layer", "estimator")
     place = tuple(text.of_cell(row[title]) for title in titles)
     traces.setdefault(place, []).append(row)
-  tracked = {}
+  tracked: dict[str, dict] = {}
   for (client, layer, estimator), rows in traces.items():
     layers = tracked.setdefault(client, {})
     layers.setdefault(layer, {})[estimator] = {

@@ -6,6 +6,7 @@ same models. What it finds is kept in screening.json.
 
 import pathlib
 import time
+from typing import Any
 
 import numpy as np
 
@@ -131,7 +132,7 @@ class _Passing:
           time.monotonic() - last_save > 60 * self.saving.minutes,
           stop_requested(),
         )
-        stop = agreed[:, 1].any()
+        stop = bool(agreed[:, 1].any())
         if agreed[0, 0] or stop or self._is_due(step, more):
           saved.save(state, step)
           last_save = time.monotonic()
@@ -187,8 +188,8 @@ class _Passing:
       change = found.on(metric, task.x, task.y)
       measured = measuring.measure(change, owners, None, task.seed)
       fields = ("own", "others", "low", "high", "p")
-      measured = measured._asdict()
-      scores = scores._replace(**{f: measured[f] for f in fields})
+      rest: dict[str, Any] = {f: getattr(measured, f) for f in fields}
+      scores = scores._replace(**rest)
     self.known = [s for s in self.known if s[:2] != scores[:2]] + [scores]
     processes.on_first(records.write_screening, self.folder, self.known)
 

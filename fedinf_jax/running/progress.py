@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import sys
 import time
+from typing import Any
 
 from rich import console as rich_console
 from rich import progress as rich_progress
@@ -76,7 +77,7 @@ def _live_line(screen, rounds, done, among):
     )
 
     def show(round_, pace, metrics):
-      fields = {"pace": f"{pace:.2g} s/round"}
+      fields: dict[str, Any] = {"pace": f"{pace:.2g} s/round"}
       if metrics is not None:
         fields["words"] = words(metrics, among)
       elif bar.tasks[task].fields["words"].startswith("compiling"):

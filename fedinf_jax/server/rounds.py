@@ -202,8 +202,8 @@ def _of_ledger(owners, held, ledger):
   if owners is None:
     return held
   place = {client: k for k, client in enumerate(ledger.ids)}
-  rows = [place.get(client, ledger.num_rows) for client in owners]
-  rows = jnp.asarray(rows, jnp.int32)
+  places = [place.get(client, ledger.num_rows) for client in owners]
+  rows = jnp.asarray(places, jnp.int32)
   return held._replace(owner=rows, removed_in=rows[:, None])
 
 
@@ -229,13 +229,14 @@ def _examine(limits, report):
     return replies.Accepted(sent.client, local, count, reports)
 
   def examine(ledger, sent):
-    accepted, lines = {}, []
+    seen: dict[str, replies.Accepted] = {}
+    lines = []
     for s in sent:
       try:
-        accepted[s.client] = one(ledger, s, accepted)
+        seen[s.client] = one(ledger, s, seen)
       except ValueError as error:
         lines.append(refusal(s.client, error))
-    accepted = list(accepted.values())
+    accepted = list(seen.values())
     if limits.largest_share is not None:
       counts = [a.num_examples for a in accepted]
       out = replies.over_share(counts, limits.largest_share)

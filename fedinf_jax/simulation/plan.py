@@ -129,7 +129,8 @@ def _held(server_data, data, estimators, model, shapes):
   if found is None:
     return None
   x, y, ids = found
-  return on_device.Held(
+  held: Any = on_device.Held  # Of arrays that are not JAX's yet.
+  return held(
     x=np.asarray(x, data.x.dtype),
     y=np.asarray(y, data.y.dtype),
     owner=None if ids is None else _owners(ids, data),
@@ -303,7 +304,7 @@ def _replay_chunk(asked, wave_bytes):
 def _layout(asked, reports):
   """Decides what lies on which device."""
   mesh = asked.mesh
-  columns = frozenset()
+  columns: frozenset[str] = frozenset()
   if mesh is not None and mesh.shape[devices.PARAMS] > 1:
     columns = frozenset(
       name
@@ -327,14 +328,16 @@ def _inputs(asked, choices, schedule, slots):
   select = lambda numbers: removals.select(
     asked.mask, asked.padded(numbers), asked.cohorts, data.num_clients
   )
-  everyone, hits, replayed = None, None, None
+  everyone, replayed = None, None
+  clients: Any = None  # They follow.
+  hits: Any = None
   if asked.estimators:
     everyone = select(np.arange(asked.num_removals))
     hits = removals.hits(asked.mask, asked.cohorts, layout.num_removals)
   if len(asked.replayed):
     replayed = select(asked.replayed)
   inputs = rounds.Inputs(
-    clients=None,  # They follow.
+    clients=clients,
     waves=schedule.clients,
     size_class=schedule.size_class,
     slots=slots,
@@ -364,8 +367,8 @@ def _clients(data, schedule, layout, upload_chunk):
     np.setdiff1d(drawn[:, :, part::parts], data.num_clients)
     for part in range(parts)
   ]
-  most = max(clients.count[some].sum() for some in needed)
-  most = int(max(most, schedule.sizes[-1]))
+  counts = [int(clients.count[some].sum()) for some in needed]
+  most = int(max(*counts, schedule.sizes[-1]))
   excerpt = lambda part: on_device.excerpt(clients, needed[part], most)
   if layout.own_data:
     x, y, offset = devices.by_device(mesh, excerpt)

@@ -68,7 +68,7 @@ def _drawn(cohorts, members):
   """Returns the rounds, from 1, in which any of the members took part."""
   if cohorts is None:
     return None
-  rounds = {}
+  rounds: dict[int, list[int]] = {}
   for round_, cohort in enumerate(np.asarray(cohorts).tolist(), 1):
     for k in cohort:
       rounds.setdefault(k, []).append(round_)
@@ -102,8 +102,8 @@ def _eps(run, name):
   known = [cosines[i] > 0 for i in range(len(rows))]
   everyone = np.full((run.num_removals, norms.shape[1]), np.nan)
   everyone[rows] = norms
-  nearest = [[] for _ in range(run.num_removals)]
-  cosine = [[] for _ in range(run.num_removals)]
+  nearest: list[list[int]] = [[] for _ in range(run.num_removals)]
+  cosine: list[list[float]] = [[] for _ in range(run.num_removals)]
   for i, row in enumerate(rows):
     nearest[row] = rows[places[i][known[i]]].tolist()
     cosine[row] = [round(c, 3) for c in cosines[i][known[i]].tolist()]

@@ -164,10 +164,9 @@ def _one_round_back(pull, state, before, inputs, places):
   rows, found, where = pull(state, before, inputs, places[t])
   put = lambda all_, some: all_.at[t, where.reshape(-1)].set(some, mode="drop")
   pushed, seen, gap, gram = state.passed
-  passed = backwards.Passed(
-    *jax.tree.map(put, (pushed, seen, gap), found),
-    gram.at[t].set(rows @ rows.T),
-  )
+  pushed, seen, gap = jax.tree.map(put, (pushed, seen, gap), found)
+  gram = gram.at[t].set(rows @ rows.T)
+  passed = backwards.Passed(pushed, seen, gap, gram)
   return state._replace(
     left=t,
     params=before,

@@ -175,7 +175,8 @@ def cohort_of(choices, state, inputs):
     )
   else:
     base = fedavg.weights(counts.reshape(-1), dtype)
-    attendance = removals.Attendance(None, base, slots)
+    shares: Any = None  # No estimator needs them.
+    attendance = removals.Attendance(shares, base, slots)
   return Cohort(
     draws=(inputs.root, state.round + 1),
     waves=waves,

@@ -352,7 +352,8 @@ class Run:
 
   def _count(self, of):
     """Returns how many removals influence is known of."""
-    return len(self.exact_rows) if of == "exact" else self.num_removals
+    rows = self.exact_rows if of == "exact" else None
+    return self.num_removals if rows is None else len(rows)
 
   def require(self, of: str) -> types.Params:
     """Returns the FIP of an estimator, or "exact", as it lies on the devices.

@@ -140,7 +140,7 @@ def _require_digits(folder, arrays):
   """Refuses numbers that JAX would round."""
   models = (a for n, a in arrays.items() if n.startswith(_MODELS))
   is_double = any(a.dtype == np.float64 for a in models)
-  if is_double and not jax.config.jax_enable_x64:
+  if is_double and jnp.result_type(float) != np.float64:
     raise ValueError(
       f"folder: {folder} holds a run in float64; turn JAX's x64 flag on first"
       ' (jax.config.update("jax_enable_x64", True))'
@@ -150,8 +150,8 @@ def _require_digits(folder, arrays):
 def _fields(arrays, about, treedef):
   """Returns the fields of a run."""
   layers = len(about["layers"])
-  params = lambda name: treedef.unflatten(
-    [jnp.asarray(arrays[f"{name}/{j}"]) for j in range(layers)]
+  params = lambda name: jax.tree.unflatten(
+    treedef, [jnp.asarray(arrays[f"{name}/{j}"]) for j in range(layers)]
   )
   names = about["estimators"]
   example = about["example"]

@@ -131,10 +131,10 @@ def _receive(choices):
     client = wall.Client(iterates, examples, draws)
     return federation.report(setup, sampled, client)
 
-  take_part = waves_.over_wave(take_part, choices.sizes)
+  wave_takes_part = waves_.over_wave(take_part, choices.sizes)
   # What reads a sample costs the same whatever the size of the slice: compiled
   # for the largest class alone.
-  report_sample = waves_.over_wave(report_sample, choices.sizes[-1:], 0)
+  wave_reports = waves_.over_wave(report_sample, choices.sizes[-1:], 0)
 
   def receive(operand, clients, waves, size_class):
     params, draws, hits = operand
@@ -142,10 +142,10 @@ def _receive(choices):
 
     def one_wave(_, inputs):
       wave, size_class = inputs
-      local, iterates, reports = take_part(
+      local, iterates, reports = wave_takes_part(
         params, clients, *draws, wave, size_class
       )
-      reports = reports | report_sample(iterates, clients, *draws, wave, 0)
+      reports = reports | wave_reports(iterates, clients, *draws, wave, 0)
       return None, (local, iterates if keep_iterates else None, reports)
 
     _, replies = lax.scan(one_wave, None, (waves, size_class))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import functools
+from typing import Any
 
 import jax
 from jax import lax
@@ -30,7 +31,8 @@ def over_wave(
     slices = [on_device.take(clients, client, size) for client in wave]
     examples = jax.tree.map(lambda *lanes: jnp.stack(lanes), *slices)
     draws = rng.Draws(root, round_, clients.words[wave])
-    per_lane = rng.Draws(None, None, 0)
+    of_axes: Any = rng.Draws
+    per_lane = of_axes(None, None, 0)
     axes = operand_axis, 0, per_lane
     return jax.vmap(function, axes)(operand, examples, draws)
 

@@ -84,8 +84,9 @@ def reliability(a: Any, b: Any, *others: Any) -> Reliability:
 def _over_pairs(kind, found, known):
   """Returns the mean correlation of two of them; None if one is undefined."""
   pairs = itertools.combinations([values[known] for values in found], 2)
-  values = [correlation(kind, a, b) for a, b in pairs]
-  return None if None in values else float(np.mean(values))
+  every = [correlation(kind, a, b) for a, b in pairs]
+  values = [value for value in every if value is not None]
+  return None if len(values) < len(every) else float(np.mean(values))
 
 
 def jitter(

@@ -232,13 +232,13 @@ def _utility(model, round_, validation, t):
     shares = _shares(round_.counts, subsets)
     width = 2 if len(shares) <= 2 else len(round_.counts)
     filled = np.pad(shares, ((0, -len(shares) % width), (0, 0)), mode="edge")
-    losses = [
+    parts = [
       _subset_losses(
         round_.before, round_.updates, part, validation, model=model
       )
       for part in np.split(filled, len(filled) // width)
     ]
-    losses = np.concatenate(losses)[: len(subsets)].astype(np.float64)
+    losses = np.concatenate(parts)[: len(subsets)].astype(np.float64)
     _require_finite(losses, t)
     return -losses
 

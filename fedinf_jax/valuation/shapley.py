@@ -138,7 +138,7 @@ def _marginals(utility, orders, nobody, all_, eps_within):
 
 def _remember(utility):
   """Returns `utility` with a memory: no subset is evaluated twice."""
-  known = {}
+  known: dict[bytes, float] = {}
 
   def remembering(subsets):
     keys = [row.tobytes() for row in np.packbits(subsets, axis=1)]

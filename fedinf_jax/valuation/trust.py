@@ -12,6 +12,7 @@ expected. The b_i are learnt from federations that were replayed in full.
 
 from collections.abc import Sequence
 import math
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -161,7 +162,8 @@ def smoothness(effects: np.ndarray) -> float:
 
 def _reasons(signs, calibration):
   """Says in words what lowers the expectation, the worst first."""
-  words = Signs(
+  of_words: Any = Signs
+  words = of_words(
     check="retraining without a few groups of clients, it agrees on the test"
     f" examples to {signs.check:.2f}",
     smoothness="effects of two groups do not add up (smoothness"
