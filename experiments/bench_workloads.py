@@ -70,11 +70,9 @@ def measure(name: str, scale: float, say: Callable[[str], None]) -> dict:
   say("GEMM peak")
   peak = plans.peak() / 1e9
   found = {"gemm_peak_gflops": peak}
+  if name in OTHERS:
+    return found | OTHERS[name](scale, say)
   workload = WORKLOADS[name]
-  if workload is None:
-    backwards = name == "backwards"
-    by = bench_backwards.measure if backwards else bench_measure.exponents
-    return found | by(scale, say)
   config, federation = _federation(workload, scale)
   say("rounds that keep every ε")
   kept = bench_measure.kept(federation, workload.estimator)

@@ -46,6 +46,11 @@ def default_estimator(
 
   Returns:
     Choice(estimator, name, why).
+
+  Examples:
+    >>> found = fi.default_estimator(fed, model=model)
+    >>> found.name, found.why
+    ('relu', 'local training is plain gradient descent, so participants ...')
   """
   if not isinstance(fed, fedavg.FedAvg):
     raise ValueError(f"fed is a {type(fed).__name__}; it must be a fi.FedAvg")
