@@ -91,12 +91,10 @@ def from_nnx(
 
   Examples:
     >>> from flax import nnx
-    >>> dense = fi.models.from_nnx(
-    ...   lambda rngs: nnx.Linear(4, 3, rngs=rngs),
-    ...   fi.models.cross_entropy,
-    ...   fi.models.categorical,
+    >>> linear = fi.models.from_nnx(
+    ...   lambda rngs: nnx.Linear(4, 3, rngs=rngs), fi.models.cross_entropy
     ... )
-    >>> dense.apply(dense.init(jax.random.key(0)), test[0]).shape
+    >>> linear.apply(linear.init(jax.random.key(0)), test[0]).shape
     (40, 3)
   """
   if isinstance(make, nnx.Module) or not callable(make):
@@ -120,9 +118,8 @@ def from_nnx(
     return nnx.to_pure_dict(nnx.state(make(nnx.Rngs(key)), nnx.Param))
 
   def apply(values, x):
-    state = jax.tree.unflatten(
-      jax.tree.structure(params), jax.tree.leaves(values)
-    )
+    state = jax.tree.map(lambda a: a, params)  # A copy, to be filled.
+    nnx.replace_by_pure_dict(state, values)
     return nnx.merge(graph, state)(x)
 
   return types.Model(init, apply, loss, sample)
@@ -229,9 +226,12 @@ def mlp(
     activation: of the hidden layers.
 
   Examples:
-    >>> small = fi.models.mlp(4, 3, hidden=(8,))
-    >>> small.param_shapes()["dense1"]["kernel"].shape
-    (4, 8)
+    >>> network = fi.models.mlp(4, 3, hidden=(8,))
+    >>> network.apply(network.init(jax.random.key(0)), test[0]).shape
+    (40, 3)
+    >>> line = fi.models.mlp(4, None, hidden=())
+    >>> line.apply(line.init(jax.random.key(0)), test[0]).shape
+    (40,)
   """
   shape = num_features
   shape = shape if isinstance(shape, Sequence) else (shape,)
@@ -293,7 +293,7 @@ def mse(outputs, y):
   """Returns the squared error of outputs [N, ...] shaped like y, [N].
 
   Examples:
-    >>> fi.models.mse(np.array([1.0, 2.0]), np.array([1.0, 4.0])).tolist()
+    >>> fi.models.mse(np.array([1.0, 3.0]), np.array([1.0, 1.0])).tolist()
     [0.0, 4.0]
   """
   if outputs.shape != y.shape:
@@ -308,8 +308,8 @@ def gaussian(key, outputs):
   """Draws targets around outputs [N, ...], such that `mse` is -log p(y) + c.
 
   Examples:
-    >>> fi.models.gaussian(jax.random.key(0), np.zeros(5, np.float32)).shape
-    (5,)
+    >>> fi.models.gaussian(jax.random.key(0), outputs).shape
+    (40, 3)
   """
   variance = outputs[0].size / 2
   noise = jax.random.normal(key, outputs.shape, outputs.dtype)

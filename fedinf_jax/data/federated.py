@@ -114,10 +114,9 @@ class FederatedData:
     Examples:
       >>> import pathlib, tempfile
       >>> path = pathlib.Path(tempfile.mkdtemp(), "hospitals.csv")
-      >>> rows = "ann,1.5,yes", "ann,0.5,no", "bob,2.5,yes", "bob,0.1,no"
-      >>> _ = path.write_text("\n".join(["hospital,age,ill", *rows]))
-      >>> fi.FederatedData.from_csv(path, client="hospital").ids
-      ('ann', 'bob')
+      >>> _ = path.write_text("hospital,age,ill\na,34,no\nb,51,yes\n")
+      >>> fi.FederatedData.from_csv(path).ids
+      ('a', 'b')
     """
     return _read(path, options)
 
@@ -132,9 +131,9 @@ class FederatedData:
     Examples:
       >>> import pathlib, tempfile
       >>> path = pathlib.Path(tempfile.mkdtemp(), "hospitals.npz")
-      >>> np.savez(path, x=test[0], y=test[1], client=["a", "b"] * 20)
+      >>> np.savez(path, x=test[0], y=test[1], client=np.arange(40) % 4)
       >>> fi.FederatedData.from_npz(path).num_examples
-      array([20, 20])
+      array([10, 10, 10, 10])
     """
     return _read(path, options)
 
@@ -147,11 +146,10 @@ class FederatedData:
       **options: `client` and `label`, names of columns, and `task`.
 
     Examples:
-      >>> import pyarrow
-      >>> columns = {"hospital": ["a", "b"] * 2, "age": [1.5, 2.5, 3.5, 4.5]}
-      >>> frame = pyarrow.table({**columns, "ill": ["no", "no", "yes", "yes"]})
-      >>> fi.FederatedData.from_dataframe(frame, client="hospital").ids
-      ('a', 'b')
+      >>> table = {"site": ["a", "b"] * 2, "age": [34, 51, 42, 67]}
+      >>> table["ill"] = ["no", "yes", "no", "yes"]
+      >>> fi.FederatedData.from_dataframe(table).num_classes
+      2
     """
     return _read(frame, options)
 
@@ -164,8 +162,8 @@ class FederatedData:
     """Takes {id: (x [n_k, ...], y [n_k, ...])}; see `from_clients`.
 
     Examples:
-      >>> fi.FederatedData.from_dict({"a": (x[0], y[0]), "b": (x[1], y[1])}).ids
-      ('a', 'b')
+      >>> fi.FederatedData.from_dict(clients).ids[0]
+      'hospital 0'
     """
     if not isinstance(clients, Mapping):
       raise ValueError(
@@ -187,13 +185,15 @@ class FederatedData:
       num_classes: as in `from_clients`.
 
     Examples:
-      >>> whose = np.repeat(["a", "b"], 20)
-      >>> fi.FederatedData.from_arrays(*test, whose).num_examples
-      array([20, 20])
+      >>> owners = np.repeat(["north", "south"], 20)
+      >>> fi.FederatedData.from_arrays(*test, owners).ids
+      ('north', 'south')
     """
     # Here because it imports this file.
     from fedinf_jax.data import partition
 
+    if isinstance(client, np.ndarray):
+      client = client.tolist()  # Python's own text and integers.
     return partition.by_writer(x, y, writers=client, num_classes=num_classes)
 
   def __post_init__(self):

@@ -12,7 +12,7 @@ from fedinf_jax.data import federated
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reading:
-  r"""What `read` found.
+  """What `read` found.
 
   Attributes:
     data: the clients.
@@ -22,14 +22,14 @@ class Reading:
     line: what was understood, in one line.
 
   Examples:
-    >>> import pathlib, tempfile
-    >>> path = pathlib.Path(tempfile.mkdtemp(), "hospitals.csv")
-    >>> rows = "ann,1.5,yes", "ann,0.5,no", "bob,2.5,yes", "bob,0.1,no"
-    >>> _ = path.write_text("\n".join(["hospital,age,ill", *rows]))
-    >>> found = fi.data.read(path, client="hospital", label="ill")
-    >>> x_new, y_new, owners = found.encode(path)  # Of another file, as a rule.
-    >>> x_new.shape, y_new.tolist(), owners
-    ((4, 1), [1, 0, 1, 0], ('ann', 'ann', 'bob', 'bob'))
+    >>> found = fi.data.read(
+    ...   {"site": ["a", "b"] * 2, "age": [3, 5, 4, 9], "y": [0, 0, 1, 1]}
+    ... )
+    >>> x_test, y_test, owners = found.encode(
+    ...   {"site": ["b", "c"], "age": [3, 9], "y": [0, 1]}
+    ... )
+    >>> x_test.shape, y_test.tolist(), owners
+    ((2, 1), [0, 1], ('b', None))
   """
 
   data: federated.FederatedData = dataclasses.field(repr=False)
@@ -66,7 +66,7 @@ def read(
   label: str | None = None,
   task: str = "auto",
 ) -> Reading:
-  r"""Reads clients from files, with defaults by what they hold.
+  """Reads clients from files, with defaults by what they hold.
 
   Of tables, numeric columns are standardised, text becomes a column for each
   category, and an id that differs in every row is left out. Labels that are
@@ -84,15 +84,18 @@ def read(
     ValueError: one line that names the file, the column and the row.
 
   Examples:
-    >>> import pathlib, tempfile
-    >>> path = pathlib.Path(tempfile.mkdtemp(), "hospitals.csv")
-    >>> rows = "ann,1.5,yes", "ann,0.5,no", "bob,2.5,yes", "bob,0.1,no"
-    >>> _ = path.write_text("\n".join(["hospital,age,ill", *rows]))
-    >>> found = fi.data.read(path, client="hospital", label="ill")
-    >>> found.task, found.classes, found.data.ids
-    ('classification', ('no', 'yes'), ('ann', 'bob'))
-    >>> print(found.line)
-    hospitals.csv: 2 clients by column hospital, 4 rows, 1 numeric column ...
+    >>> found = fi.data.read({
+    ...   "hospital": ["a", "a", "b", "b"],
+    ...   "age": [34, 51, 42, 67],
+    ...   "sex": ["m", "f", "f", "m"],
+    ...   "ill": ["no", "yes", "no", "yes"],
+    ... })
+    >>> found.line
+    'table: 2 clients by column hospital, 4 rows, 1 numeric column
+     (standardised), 1 category (one-hot, 2 values), label ill (the last
+     column) with 2 classes'
+    >>> found.data.ids, found.data.x.shape, found.classes
+    (('a', 'b'), (4, 3), ('no', 'yes'))
   """
   # Here because it imports pyarrow, which takes a while.
   from fedinf_jax.data import encoding

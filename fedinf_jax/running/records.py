@@ -33,6 +33,7 @@ SCREENS = "screening"  # a folder, there until SCREENING is whole
 CHECKPOINTS = "checkpoints"  # a folder, see `checkpoint`
 REPORT = "report.html"
 LOCK = ".lock"  # there while a process owns the workdir, see `lock`
+COMMAND = "fedinf run"  # stands in config.json of what this wrote
 LOGS = (METRICS, HISTORY, LAYERS)  # cut back when a run is resumed
 FILES = (
   *LOGS, CONFIG, SCREENING, REPEATS, INFLUENCE, CLIENTS, SUMMARY, TIMING,
