@@ -8,7 +8,9 @@ least of several repeats. With fedjax installed
 (pip install -r requirements-fedjax.txt) the same rounds are timed with it, too.
 Two idle cores: setting1, setting2 and exponents take two minutes together,
 setting3 four, leafcnn about as long. The workload backwards times `fi.adjoint`
-for 1,000, 10,000 and 100,000 clients with the same cohorts.
+for 1,000, 10,000 and 100,000 clients with the same cohorts; choose times exact
+replay, two estimators and `fi.adjoint` for several numbers of clients and
+parameters, in plain trainings.
 """
 
 import json
