@@ -1,6 +1,5 @@
 """What changed between two runs, client by client: numbers and sentences."""
 
-from collections.abc import Sequence
 import itertools
 from typing import Any
 from typing import NamedTuple
