@@ -107,7 +107,7 @@ def _debug(task, kind, place, screen):
 
 def _show_spread(places, folder, screen):
   """Writes and prints mean and spread over the seeds, kind by kind."""
-  found = {}
+  found: dict[str, list] = {}
   for (kind, _), place in places.items():
     found.setdefault(kind, []).append(workdir.read(place))
   spread = {kind: seeds.debugged(runs) for kind, runs in found.items()}

@@ -30,7 +30,7 @@ def main(argv):
   """Writes the report, or compares."""
   del argv
   folder = pathlib.Path(_WORKDIR.value)
-  lines = []
+  lines: list[str | pathlib.Path] = []
   with lock.owned(folder):
     if _AGAINST.value is None:
       report.write(folder)

@@ -90,23 +90,24 @@ def debugged(runs: list[workdir.Contents]) -> dict:
   Args:
     runs: of experiments.debug, which differ in their seeds only.
   """
-  first = runs[0].debug
+  found = [run.debug or {} for run in runs]
+  first = found[0]
   scores = {
     name: {
-      field: _spread([run.debug["scores"][name][field] for run in runs])
+      field: _spread([one["scores"][name][field] for one in found])
       for field in ("auroc", "precision_at_k")
     }
     for name in first["scores"]
-    if all(name in run.debug["scores"] for run in runs)
+    if all(name in one["scores"] for one in found)
   }
   gain = {
     who: {
-      field: _spread([run.debug["gain"][who][field] for run in runs])
+      field: _spread([one["gain"][who][field] for one in found])
       for field in ("loss", "accuracy")
     }
     for who in ("nobody", "the bad ones", *scores)
   }
-  mean = {name: found["auroc"].get("mean") for name, found in scores.items()}
+  mean = {name: one["auroc"].get("mean") for name, one in scores.items()}
   bad, clients = len(first["bad"]), first["clients"]
   return {
     "source": runs[0].summary["source"],

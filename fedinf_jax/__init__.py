@@ -1,5 +1,8 @@
 """Fed-Influence in JAX: what would the model be without client c?"""
 
+from fedinf_jax import starting as starting  # Before anything else.
+
+# isort: split
 from fedinf_jax import data as data
 from fedinf_jax import federation as federation
 from fedinf_jax import metrics as metrics

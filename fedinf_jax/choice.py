@@ -46,6 +46,18 @@ def default_estimator(
 
   Returns:
     Choice(estimator, name, why).
+
+  Examples:
+    >>> choice = fi.default_estimator(fed)
+    >>> choice.name, choice.why
+    ('relu', 'local training is plain gradient descent, so participants ...')
+    >>> served = fi.default_estimator(fed, server_data=test)
+    >>> chosen = {served.name: served.estimator}
+    >>> run = fi.simulate(
+    ...   model, data, fed, estimators=chosen, server_data=test
+    ... )
+    >>> run.influence(fi.metrics.loss, *test, of="server").shape
+    (6,)
   """
   if not isinstance(fed, fedavg.FedAvg):
     raise ValueError(f"fed is a {type(fed).__name__}; it must be a fi.FedAvg")

@@ -88,6 +88,14 @@ def from_nnx(
     make: rngs -> module, such as lambda rngs: Network(rngs=rngs).
     loss: as in `from_flax`.
     sample: as in `from_flax`.
+
+  Examples:
+    >>> from flax import nnx
+    >>> linear = fi.models.from_nnx(
+    ...   lambda rngs: nnx.Linear(4, 3, rngs=rngs), fi.models.cross_entropy
+    ... )
+    >>> linear.apply(linear.init(jax.random.key(0)), test[0]).shape
+    (40, 3)
   """
   if isinstance(make, nnx.Module) or not callable(make):
     raise ValueError(
@@ -110,9 +118,8 @@ def from_nnx(
     return nnx.to_pure_dict(nnx.state(make(nnx.Rngs(key)), nnx.Param))
 
   def apply(values, x):
-    state = jax.tree.unflatten(
-      jax.tree.structure(params), jax.tree.leaves(values)
-    )
+    state = jax.tree.map(lambda a: a, params)  # A copy, to be filled.
+    nnx.replace_by_pure_dict(state, values)
     return nnx.merge(graph, state)(x)
 
   return types.Model(init, apply, loss, sample)
@@ -217,6 +224,14 @@ def mlp(
       `mse` and labels are drawn by `gaussian`.
     hidden: widths of the hidden layers; (): a linear model.
     activation: of the hidden layers.
+
+  Examples:
+    >>> network = fi.models.mlp(4, 3, hidden=(8,))
+    >>> network.apply(network.init(jax.random.key(0)), test[0]).shape
+    (40, 3)
+    >>> line = fi.models.mlp(4, None, hidden=())
+    >>> line.apply(line.init(jax.random.key(0)), test[0]).shape
+    (40,)
   """
   shape = num_features
   shape = shape if isinstance(shape, Sequence) else (shape,)
@@ -275,7 +290,12 @@ def categorical(key, logits):
 
 
 def mse(outputs, y):
-  """Returns the squared error of outputs [N, ...] shaped like y, [N]."""
+  """Returns the squared error of outputs [N, ...] shaped like y, [N].
+
+  Examples:
+    >>> fi.models.mse(np.array([1.0, 3.0]), np.array([1.0, 1.0])).tolist()
+    [0.0, 4.0]
+  """
   if outputs.shape != y.shape:
     raise ValueError(
       f"mse: outputs have shape {list(outputs.shape)}, y has {list(y.shape)};"
@@ -285,7 +305,12 @@ def mse(outputs, y):
 
 
 def gaussian(key, outputs):
-  """Draws targets around outputs [N, ...], such that `mse` is -log p(y) + c."""
+  """Draws targets around outputs [N, ...], such that `mse` is -log p(y) + c.
+
+  Examples:
+    >>> fi.models.gaussian(jax.random.key(0), outputs).shape
+    (40, 3)
+  """
   variance = outputs[0].size / 2
   noise = jax.random.normal(key, outputs.shape, outputs.dtype)
   return outputs + variance**0.5 * noise

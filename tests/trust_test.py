@@ -11,6 +11,7 @@ from rich import console as rich_console
 from experiments import calibrating
 import fedinf_jax as fi
 from fedinf_jax import rng
+from fedinf_jax.report import sentences
 from fedinf_jax.report import verdict
 from fedinf_jax.running import finishing
 from fedinf_jax.running import loop
@@ -291,7 +292,7 @@ def test_a_run_without_truth_says_what_to_expect(found, tmp_path, monkeypatch):
   written = contents.summary["estimators"]["truncated"]["trust"]
   assert written["pearson"] == pytest.approx(found["truncated"].pearson)
   assert set(written["signs"]) == set(trust.Signs._fields)
-  lines = verdict.trust(contents, verdict.verdict(contents))
+  lines = sentences.trust(contents, verdict.verdict(contents))
   pearson = found["truncated"].pearson
   expected = f"Expected agreement with retraining: Pearson {pearson:.2f} ("
   assert expected.replace("-", "−") in lines["truncated"]

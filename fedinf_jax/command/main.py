@@ -114,6 +114,6 @@ _COMMANDS = {"run": run, "demo": demo, "report": draw, "plan": plan}
 
 def start():
   """Starts the command as a program of its own."""
-  # Until here, Ctrl-C is handled in __main__.py.
+  # Until here, Ctrl-C is handled in starting.py.
   signal.signal(signal.SIGINT, signal.default_int_handler)
   sys.exit(main())

@@ -7,19 +7,23 @@ from typing import Any
 from typing import NamedTuple
 
 import ml_collections
+import numpy as np
 
 from fedinf_jax import checks
 from fedinf_jax import data as data_
 from fedinf_jax import models
 from fedinf_jax import recipes
+from fedinf_jax import simulation
 from fedinf_jax import types
 from fedinf_jax.command import choices
 from fedinf_jax.command import plans
 from fedinf_jax.data import federated
+from fedinf_jax.recipes import building
 from fedinf_jax.recipes import estimators as named
 from fedinf_jax.recipes import keys
 from fedinf_jax.recipes import quickstart
 from fedinf_jax.running import planning
+from fedinf_jax.running import records
 from fedinf_jax.running import task as tasks
 
 EVALUATIONS = 20  # of the model in a run
@@ -42,6 +46,7 @@ def prepare(values: dict[str, Any], name: str) -> Own:
   Raises:
     ValueError: naming the flag, or the file, column and row at fault.
   """
+  check(values)
   custom = _custom_model(values["model"])
   reading = data_.read(
     values["clients"],
@@ -71,6 +76,34 @@ def prepare(values: dict[str, Any], name: str) -> Own:
   return Own(task, f"{reading.line}; {_chosen(config, kind, held_out)}")
 
 
+def check(values: dict[str, Any]):
+  """Checks what needs no data: whether training and estimators go together.
+
+  Raises:
+    ValueError: naming the flags.
+  """
+  small = {"rounds": 1, "cohort_size": 1, "local_steps": 1, "batch_size": 1}
+  given = {k: values.get(k) or v for k, v in small.items()}
+  given["cohort_size"] = values["cohort"] or 1
+  given["optimizer"] = values["optimizer"]
+  given["learning_rate"] = values["learning_rate"] or 0.1
+  fed = building.fed(ml_collections.ConfigDict({"fed": given}))
+  x, y = np.eye(2, dtype=np.float32), np.arange(2)
+  names = values["estimators"] or ""
+  try:
+    simulation.simulator(
+      models.logreg(2, 2),
+      federated.FederatedData.from_clients([(x, y)]),
+      dataclasses.replace(fed, rounds=1, cohort_size=1, local_steps=1),
+      estimators=named.build(names, 2),
+      server_data=(x, y) if named.serving(names) else None,
+    )
+  except ValueError as error:
+    raise ValueError(
+      f"--estimators={names} with --optimizer={values['optimizer']}: {error}"
+    ) from error
+
+
 def _parts(reading, test, seed):
   """Returns what is trained on, and what is held out."""
   if test is None:
@@ -79,7 +112,7 @@ def _parts(reading, test, seed):
   if owners is None:
     return reading.data, recipes.unowned(x, y)
   nobody = object()  # No client has such an id.
-  rows = {}
+  rows: dict[Any, list[int]] = {}
   for row, owner in enumerate(owners):
     rows.setdefault(nobody if owner is None else owner, []).append(row)
   clients = {
@@ -151,6 +184,8 @@ def _called(custom, name, train):
 def _config(values, kind, model, train, num_held_out):
   """Returns the recipe of the run."""
   config = quickstart.get_config()
+  with config.unlocked():
+    config.written_by = records.COMMAND
   config.seed, optimizer = values["seed"], values["optimizer"]
   config.data = {"kind": keys.OWN}
   config.model = {"kind": kind}
@@ -159,7 +194,7 @@ def _config(values, kind, model, train, num_held_out):
   )
   rate = values["learning_rate"]
   if rate is None:
-    rate = choices.learning_rate(model, train, optimizer, config.seed)
+    rate = choices.learning_rate(kind, model, train, optimizer, config.seed)
   config.fed.learning_rate = rate
   if optimizer != "sgd":
     config.fed.optimizer = optimizer

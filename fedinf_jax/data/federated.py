@@ -103,13 +103,20 @@ class FederatedData:
 
   @classmethod
   def from_csv(cls, path: str | os.PathLike, **options) -> "FederatedData":
-    """Reads a CSV or Parquet file, or a folder of one per client.
+    r"""Reads a CSV or Parquet file, or a folder of one per client.
 
     `fi.data.read`, which also says what was found and encodes other files.
 
     Args:
       path: of the file or folder.
       **options: `client` and `label`, names of columns, and `task`.
+
+    Examples:
+      >>> import pathlib, tempfile
+      >>> path = pathlib.Path(tempfile.mkdtemp(), "hospitals.csv")
+      >>> _ = path.write_text("hospital,age,ill\na,34,no\nb,51,yes\n")
+      >>> fi.FederatedData.from_csv(path).ids
+      ('a', 'b')
     """
     return _read(path, options)
 
@@ -120,6 +127,13 @@ class FederatedData:
     Args:
       path: of the file.
       **options: `client` and `label`, other names of the arrays, and `task`.
+
+    Examples:
+      >>> import pathlib, tempfile
+      >>> path = pathlib.Path(tempfile.mkdtemp(), "hospitals.npz")
+      >>> np.savez(path, x=test[0], y=test[1], client=np.arange(40) % 4)
+      >>> fi.FederatedData.from_npz(path).num_examples
+      array([10, 10, 10, 10])
     """
     return _read(path, options)
 
@@ -130,6 +144,12 @@ class FederatedData:
     Args:
       frame: anything with columns: of pandas, Polars or Arrow, or a dictionary.
       **options: `client` and `label`, names of columns, and `task`.
+
+    Examples:
+      >>> table = {"site": ["a", "b"] * 2, "age": [34, 51, 42, 67]}
+      >>> table["ill"] = ["no", "yes", "no", "yes"]
+      >>> fi.FederatedData.from_dataframe(table).num_classes
+      2
     """
     return _read(frame, options)
 
@@ -139,7 +159,12 @@ class FederatedData:
     clients: Mapping[Any, tuple[Any, Any]],
     num_classes: int | None = None,
   ) -> "FederatedData":
-    """Takes {id: (x [n_k, ...], y [n_k, ...])}; see `from_clients`."""
+    """Takes {id: (x [n_k, ...], y [n_k, ...])}; see `from_clients`.
+
+    Examples:
+      >>> fi.FederatedData.from_dict(clients).ids[0]
+      'hospital 0'
+    """
     if not isinstance(clients, Mapping):
       raise ValueError(
         f"clients is a {type(clients).__name__}; it must be a dictionary"
@@ -158,10 +183,17 @@ class FederatedData:
       y: [N, ...].
       client: N ids; clients come in order of first appearance.
       num_classes: as in `from_clients`.
+
+    Examples:
+      >>> owners = np.repeat(["north", "south"], 20)
+      >>> fi.FederatedData.from_arrays(*test, owners).ids
+      ('north', 'south')
     """
     # Here because it imports this file.
     from fedinf_jax.data import partition
 
+    if isinstance(client, np.ndarray):
+      client = client.tolist()  # Python's own text and integers.
     return partition.by_writer(x, y, writers=client, num_classes=num_classes)
 
   def __post_init__(self):

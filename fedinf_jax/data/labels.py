@@ -70,7 +70,7 @@ def apply(
       row = rows_.first(pc.is_null(index))
       raise ValueError(
         f"{rows.where(rows.label, row)} is {_named(rows.y)[row].as_py()!r}; the"
-        f" classes are {', '.join(labels.classes[:20])}"
+        f" classes are {rows_.listed(labels.classes)}"
       )
     y = index.to_numpy().astype(np.int32)
   return y if order is None else y[order]
@@ -95,16 +95,16 @@ def _class_names(rows, task):
         )
       return None
     distinct = np.unique(found)
-    if task == "auto" and not _look_like_classes(distinct):
+    if task == "auto" and not _look_like_classes(distinct, len(found)):
       return None
   return _sorted_names(rows)
 
 
-def _look_like_classes(distinct):
-  counted = distinct[0] in (0, 1) and distinct[-1] - distinct[0] + 1 == len(
-    distinct
-  )
-  return len(distinct) <= (_MOST_COUNTED if counted else _FEW)
+def _look_like_classes(distinct, num_rows):
+  """Says whether whole numbers [C], sorted, stand for classes."""
+  count = len(distinct)
+  counted = distinct[0] in (0, 1) and distinct[-1] - distinct[0] + 1 == count
+  return count <= (_MOST_COUNTED if counted else _FEW) and num_rows >= 2 * count
 
 
 def _sorted_names(rows):
@@ -114,8 +114,10 @@ def _sorted_names(rows):
       f"{rows.where(rows.label, 0)}: there are {len(names):,} different labels;"
       f" a classifier takes at most {_MOST_CLASSES:,}, so name another label"
     )
-  named = pa.types.is_boolean(rows.y.type) or columns.is_text(rows.y.type)
-  return tuple(sorted(names, key=str if named else int))
+  try:
+    return tuple(sorted(names, key=lambda name: (int(name), name)))
+  except ValueError:
+    return tuple(sorted(names))
 
 
 def _named(y):

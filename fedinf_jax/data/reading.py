@@ -20,6 +20,16 @@ class Reading:
     classes: the labels' names, in the order of their integers; None for a
       regression.
     line: what was understood, in one line.
+
+  Examples:
+    >>> found = fi.data.read(
+    ...   {"site": ["a", "b"] * 2, "age": [3, 5, 4, 9], "y": [0, 0, 1, 1]}
+    ... )
+    >>> x_test, y_test, owners = found.encode(
+    ...   {"site": ["b", "c"], "age": [3, 9], "y": [0, 1]}
+    ... )
+    >>> x_test.shape, y_test.tolist(), owners
+    ((2, 1), [0, 1], ('b', None))
   """
 
   data: federated.FederatedData = dataclasses.field(repr=False)
@@ -72,6 +82,20 @@ def read(
 
   Raises:
     ValueError: one line that names the file, the column and the row.
+
+  Examples:
+    >>> found = fi.data.read({
+    ...   "hospital": ["a", "a", "b", "b"],
+    ...   "age": [34, 51, 42, 67],
+    ...   "sex": ["m", "f", "f", "m"],
+    ...   "ill": ["no", "yes", "no", "yes"],
+    ... })
+    >>> found.line
+    'table: 2 clients by column hospital, 4 rows, 1 numeric column
+     (standardised), 1 category (one-hot, 2 values), label ill (the last
+     column) with 2 classes'
+    >>> found.data.ids, found.data.x.shape, found.classes
+    (('a', 'b'), (4, 3), ('no', 'yes'))
   """
   # Here because it imports pyarrow, which takes a while.
   from fedinf_jax.data import encoding

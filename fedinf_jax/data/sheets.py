@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from fedinf_jax import text
 from fedinf_jax.data import files
 from fedinf_jax.data import rows as rows_
 
@@ -36,7 +37,10 @@ def read(
     label: the column of labels; None: guessed, or the last.
     known: the columns are those of other data: without clients will do.
   """
-  table, where = _open(path, (client, *CLIENTS))
+  choose = lambda names: _guess(names, CLIENTS)
+  if client is not None or known:
+    choose = lambda names: client
+  table, where = _open(path, choose)
   return _rows(path.name, str(path), table, where, client, label, known)
 
 
@@ -47,7 +51,7 @@ def of_folder(paths: list[pathlib.Path], label: str | None) -> rows_.Rows:
     paths: at least one.
     label: the column of labels; None: guessed, or the last.
   """
-  opened = [_open(path, ()) for path in paths]
+  opened = [_open(path, lambda names: None) for path in paths]
   first = opened[0][0].column_names
   for path, (table, _) in zip(paths, opened, strict=True):
     astray = set(table.column_names) ^ set(first)
@@ -111,6 +115,7 @@ def of_frame(
   """
   try:
     table = pa.table(_columns(frame))
+    table.validate(full=True)
   except (TypeError, ValueError, pa.ArrowException) as error:
     raise ValueError(
       f"the table is a {type(frame).__name__}; it must have columns, as those"
@@ -133,11 +138,11 @@ def _columns(frame):
 def _rows(name, path, table, where, client, label, known):
   """Finds the columns of clients and labels."""
   if client is None and not known:
-    client = _guess(table, CLIENTS)
+    client = _guess(table.column_names, CLIENTS)
     if client is None:
       raise ValueError(
         f"{path}: no column is called like a client (client, hospital, site,"
-        f" user, owner, writer); name one of {', '.join(table.column_names)}"
+        f" user, owner, writer); name one of {rows_.listed(table.column_names)}"
         " with client="
       )
   elif client is not None and client not in table.column_names:
@@ -166,7 +171,7 @@ def _label(path, table, label, client):
     if label not in table.column_names:
       raise _missing(path, label, table)
     return label, ()
-  guess = _guess(table, LABELS)
+  guess = _guess(table.column_names, LABELS)
   if guess is not None:
     return guess, ()
   columns = [c for c in table.column_names if c != client]
@@ -175,10 +180,10 @@ def _label(path, table, label, client):
   return columns[-1], ("the last column",)
 
 
-def _guess(table, names):
+def _guess(columns, names):
   """Returns the column that is called by the first of these names."""
   called: dict[str, str] = {}
-  for column in table.column_names:
+  for column in columns:
     plain = column.strip().lower().replace(" ", "_").replace("-", "_")
     for end in ("_id", "_name"):
       plain = plain.removesuffix(end)
@@ -189,7 +194,7 @@ def _guess(table, names):
 def _missing(path, column, table):
   return ValueError(
     f"{path}: column {column} is missing; there are"
-    f" {', '.join(table.column_names)}"
+    f" {rows_.listed(table.column_names)}"
   )
 
 
@@ -212,19 +217,27 @@ def _clash(paths, tables):
   return ValueError(f"{paths[0].parent}: the files' columns do not fit")
 
 
-def _open(path, texts) -> tuple[pa.Table, Callable[[str, int], str]]:
-  """Returns a file's table, and what names its cells."""
+def _open(
+  path: pathlib.Path, choose: Callable[[list[str]], str | None]
+) -> tuple[pa.Table, Callable[[str, int], str]]:
+  """Returns a file's table, and what names its cells.
+
+  Args:
+    path: of the file.
+    choose: names of columns -> that of the clients, which stays text.
+  """
   files.require_regular(path)
   if path.suffix.lower() in PARQUET:
     try:
       table = pq.read_table(path, partitioning=None)
+      table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
       raise ValueError(
         f"{path}: is no Parquet file ({_line(error)})"
       ) from error
     where = lambda column, row: f"{path}: column {column}, row {row + 1}"
   else:
-    table = _csv(path, texts)
+    table = _csv(path, choose)
     where = lambda column, row: (
       f"{path}: column {column}, row {_row_number(path, row)}"
     )
@@ -245,16 +258,22 @@ def _checked(path, table):
   if not table.num_rows:
     raise ValueError(f"{path}: has no rows; at least one example is needed")
   table = table.drop_columns(unnamed)
+  broken = next((c for c in names if text.printable(c) != c), None)
+  if broken is not None:
+    raise ValueError(
+      f"{path}: column {broken!r} has a name that is not printable; give it"
+      " another"
+    )
   if "" in table.column_names:
     number = names.index("") + 1
     raise ValueError(f"{path}: column {number} has no name; give it one")
   return table
 
 
-def _csv(path, texts):
+def _csv(path, choose):
   """Reads a CSV, by Arrow; the columns of clients stay text ("007")."""
   header, delimiter = _header(path)
-  stay = [c for c in header if _guess(pa.table({c: []}), texts) or c in texts]
+  client = choose(header)
   try:
     table = pacsv.read_csv(
       path,
@@ -263,13 +282,14 @@ def _csv(path, texts):
       ),
       convert_options=pacsv.ConvertOptions(
         strings_can_be_null=True,
-        column_types={column: pa.string() for column in stay},
+        column_types={} if client is None else {client: pa.string()},
       ),
     )
+    kinds = dict(zip(table.column_names, table.schema.types, strict=False))
   except (pa.ArrowException, UnicodeError) as error:
     _explain(path, delimiter)
     raise ValueError(f"{path}: is no CSV ({_line(error)})") from error
-  if any(pa.types.is_binary(field.type) for field in table.schema):
+  if any(map(pa.types.is_binary, kinds.values())):
     _explain(path, delimiter)
   return table
 

@@ -32,7 +32,7 @@ def _add_noise(data, count, *, seed):
   return corrupt.add_noise(data, count, scale=scale, seed=seed)
 
 
-CORRUPTIONS = {
+CORRUPTIONS: dict[str, Callable] = {
   "flip_labels": corrupt.flip_labels,
   "add_noise": _add_noise,
   "free_rider": corrupt.free_rider,

@@ -9,6 +9,7 @@ from fedinf_jax import wording
 from fedinf_jax.report import numbers
 from fedinf_jax.report import remedies
 from fedinf_jax.report import verdict as verdicts
+from fedinf_jax.running import records
 from fedinf_jax.running import workdir
 
 REPLAYED = 10  # clients at each end that a replay is advised for
@@ -41,6 +42,10 @@ def command(contents: workdir.Contents, found: verdicts.Verdict) -> str | None:
   count = min(2 * REPLAYED, len(found.fil) // 2 * 2)
   by = "adjoint" if found.ranked_by == "exact" else found.ranked_by
   name = contents.summary["name"]
+  if contents.config["config"].get("written_by") == records.COMMAND:
+    return (
+      f"{records.COMMAND} --exact=top:{count}:{by} --out=runs/{name}_top{count}"
+    )
   return (
     f"python -m experiments.run --config={name} --config.exact=top:{count}:{by}"
     f" --workdir=runs/{name}_top{count}"

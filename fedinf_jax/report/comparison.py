@@ -1,6 +1,5 @@
 """What changed between two runs, client by client: numbers and sentences."""
 
-from collections.abc import Sequence
 import itertools
 from typing import Any
 from typing import NamedTuple
@@ -139,7 +138,7 @@ def sentences(
 
 def csv(found: Comparison) -> str:
   """Returns comparison.csv: a row per client, the most changed first."""
-  columns: dict[str, Sequence[Any]] = {"client_id": found.ids}
+  columns: dict[str, Any] = {"client_id": found.ids}
   word = lambda flags: np.where(flags, "yes", "no").astype(object)
   for name, score in found.scores.items():
     columns |= {

@@ -228,7 +228,7 @@ def _missing(contents):
     notes.append("Figs. 2 and 3 need the ground truth, which this run lacks.")
   if not contents.tracked:
     notes.append("No client was tracked layer by layer: no Figs. 1 and 2.")
-  if not contents.cleanse and "cleanse_round" in contents.config["config"]:
+  if not contents.cleanse and contents.config["config"].get("cleanse_round"):
     notes.append(
       "Fig. 4 needs trainings with clients removed: start"
       " <code>python -m experiments.cleanse</code> on this folder."

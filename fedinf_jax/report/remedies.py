@@ -75,9 +75,10 @@ def winner(
   if not others or not (estimates or exact is not None):
     return None
   ours = [*estimates, *([EXACT] if exact is not None else [])]
-  known |= {EXACT: exact}
+  if exact is not None:
+    known[EXACT] = exact
   shown = lambda name: numbers.fixed(known[name], 2)
-  best = max((*ours, *others), key=known.get)
+  best = max((*ours, *others), key=known.__getitem__)
   # The standard deviation of the AUROC of random scores.
   chance = math.sqrt((clients + 1) / (12 * bad * (clients - bad) * repeats))
   if known[best] < 0.5 + 2 * chance:
@@ -86,8 +87,8 @@ def winner(
       f" {titled(best)}, is {shown(best)}, and guessing has"
       f" 0.50 ± {numbers.fixed(chance, 2)}."
     )
-  simple = max(others, key=known.get)
-  rivals = [max(estimates, key=known.get)] if estimates else []
+  simple = max(others, key=known.__getitem__)
+  rivals = [max(estimates, key=known.__getitem__)] if estimates else []
   rivals += [EXACT] if exact is not None else []
   beaten = [name for name in rivals if known[simple] > known[name]]
   verdict = "No simpler score wins"

@@ -35,6 +35,7 @@ REPORT = "report.html"
 COMPARISON = "comparison.html"  # of this run with another
 COMPARISON_CSV = "comparison.csv"
 LOCK = ".lock"  # there while a process owns the workdir, see `lock`
+COMMAND = "fedinf run"  # stands in config.json of what this wrote
 LOGS = (METRICS, HISTORY, LAYERS)  # cut back when a run is resumed
 FILES = (
   *LOGS, CONFIG, SCREENING, REPEATS, INFLUENCE, CLIENTS, SUMMARY, TIMING,

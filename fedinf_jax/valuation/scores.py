@@ -124,7 +124,7 @@ def baselines(
   totals = {name: np.zeros(data.num_clients) for name in SCORES}
   if shapley is None:
     del totals["gtg_shapley"]
-  kept = {name: [] for name in totals}
+  kept: dict[str, list] = {name: [] for name in totals}
   for t, round_ in enumerate(happened, 1):
     shares = _shares(round_.counts, np.ones((1, fed.cohort_size), bool))[0]
     scores = dict(
