@@ -330,7 +330,7 @@ BAD_TABLES = {
   ),
   "too long": (
     [*hospitals(), "h1,2,m,y,"],
-    r"row 20 has 5 cells, the first row has 4; .*after column outcome",
+    r"row 20 has 5 cells, the first row has 4 .*after column outcome",
   ),
   "too short": (
     [*hospitals(), "h1,2,m"],
@@ -409,7 +409,7 @@ def test_a_label_that_is_no_class_is_a_mistake(tmp_path):
   with pytest.raises(ValueError, match=r"column label, row 6 is 0\.5; a class"):
     fi.data.read(path)
   lines[4] = "a,4,O"
-  with pytest.raises(ValueError, match="column label, row 6 holds 'O'; most"):
+  with pytest.raises(ValueError, match="column label, row 6 holds 'O'; the"):
     fi.data.read(write(path, lines, "client,x,label"))
   lines[6] = "a,4,O"  # Twice: a class like others.
   assert fi.data.read(write(path, lines, "client,x,label")).classes == (

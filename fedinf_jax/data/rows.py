@@ -87,7 +87,7 @@ def refuse_mixed(
   if 0.5 <= share < 1 and not meant:
     row = first(pc.invert(numbers))
     raise ValueError(
-      f"{where(name, row)} holds {shown(column[row])}; most of the column are"
+      f"{where(name, row)} holds {shown(column[row])}; the column is mostly"
       " numbers, so this must be one (with a decimal point), or all of it text"
     )
 

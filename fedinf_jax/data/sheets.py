@@ -2,16 +2,15 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
-import csv
 import pathlib
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from fedinf_jax import text
+from fedinf_jax.data import csv_file
 from fedinf_jax.data import files
 from fedinf_jax.data import rows as rows_
 
@@ -237,9 +236,9 @@ def _open(
       ) from error
     where = lambda column, row: f"{path}: column {column}, row {row + 1}"
   else:
-    table = _csv(path, choose)
+    table = csv_file.read(path, choose)
     where = lambda column, row: (
-      f"{path}: column {column}, row {_row_number(path, row)}"
+      f"{path}: column {column}, row {csv_file.row_number(path, row)}"
     )
   return _checked(str(path), table), where
 
@@ -268,112 +267,6 @@ def _checked(path, table):
     number = names.index("") + 1
     raise ValueError(f"{path}: column {number} has no name; give it one")
   return table
-
-
-def _csv(path, choose):
-  """Reads a CSV, by Arrow; the columns of clients stay text ("007")."""
-  header, delimiter = _header(path)
-  client = choose(header)
-  try:
-    table = pacsv.read_csv(
-      path,
-      parse_options=pacsv.ParseOptions(
-        delimiter=delimiter, newlines_in_values=True
-      ),
-      convert_options=pacsv.ConvertOptions(
-        strings_can_be_null=True,
-        column_types={} if client is None else {client: pa.string()},
-      ),
-    )
-    kinds = dict(zip(table.column_names, table.schema.types, strict=False))
-  except (pa.ArrowException, UnicodeError) as error:
-    _explain(path, delimiter)
-    raise ValueError(f"{path}: is no CSV ({_line(error)})") from error
-  if any(map(pa.types.is_binary, kinds.values())):
-    _explain(path, delimiter)
-  return table
-
-
-def _header(path):
-  """Returns a CSV's column names, and what stands between its cells."""
-  with open(path, "rb") as file:
-    start = file.read(4)
-  if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-    raise ValueError(f"{path}: is UTF-16; save it as CSV in UTF-8")
-  with _text(path) as file:
-    line = next((line for line in file if line.strip()), None)
-  if line is None:
-    raise ValueError(
-      f"{path}: is empty; it must have a line of column names, and one per"
-      " example"
-    )
-  delimiter = max(",;\t|", key=line.count)
-  return next(csv.reader([line], delimiter=delimiter)), delimiter
-
-
-def _text(path):
-  return open(path, encoding="utf-8-sig", errors="replace", newline="")
-
-
-def _explain(path, delimiter):
-  """Raises an error for the first row that is not UTF-8, or of another length.
-
-  Only once Arrow has refused the file: rows are read one by one here.
-  """
-  header, number = None, 0
-  with _text(path) as file:
-    reader = csv.reader(file, delimiter=delimiter)
-    while True:
-      number = reader.line_num + 1
-      try:
-        row = next(reader, None)
-      except csv.Error as error:
-        raise ValueError(f"{path}: row {number}: {error}") from error
-      if row is None:
-        return
-      if not row:
-        continue
-      header = header or row
-      for k, cell in enumerate(row):
-        if "\ufffd" in cell:
-          column = header[k] if k < len(header) else k + 1
-          raise ValueError(
-            f"{path}: column {column}, row {number} holds {cell!r}, which is"
-            " not UTF-8; save the file as CSV in UTF-8"
-          )
-      if len(row) != len(header):
-        raise ValueError(
-          f"{path}: row {number} has {len(row)} cells, the first row has"
-          f" {len(header)}; every row must have as many" + _lost(header, row)
-        )
-
-
-def _lost(header, row):
-  """Says which column the first missing cell is in."""
-  if len(row) < len(header):
-    return f" (column {header[len(row)]} is missing)"
-  return f" (there is more after column {header[-1]})"
-
-
-def _row_number(path, row):
-  """Returns the line of a row, as an editor counts: the header is 1."""
-  delimiter = _header(path)[1]
-  with _text(path) as file:
-    reader = csv.reader(file, delimiter=delimiter)
-    left = row + 1  # And the header.
-    while True:
-      number = reader.line_num + 1
-      try:
-        cells = next(reader, None)
-      except csv.Error:
-        return row + 2
-      if cells is None:
-        return row + 2
-      if not cells:
-        continue
-      if not left:
-        return number
-      left -= 1
 
 
 def _line(error):
