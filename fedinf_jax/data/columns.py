@@ -38,7 +38,7 @@ def fit(rows: rows_.Rows) -> tuple[tuple[Column, ...], tuple[str, ...]]:
       columns.append(_fit(rows.x[name], name, rows.where))
   if not columns:
     raise ValueError(
-      f"{rows.name} has no column beside client and label; at least one must"
+      f"{rows.name}: has no column beside client and label; at least one must"
       " describe the examples"
     )
   return tuple(columns), tuple(left_out)

@@ -50,19 +50,25 @@ def read(
 
 def _header(path):
   """Returns a CSV's column names, and what stands between its cells."""
-  with open(path, "rb") as file:
-    start = file.read(4)
+  try:
+    with open(path, "rb") as file:
+      start = file.read(4)
+    with _text(path) as file:
+      line = next((line for line in file if line.strip()), None)
+  except OSError as error:
+    raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
   if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
     raise ValueError(f"{path}: is UTF-16; save it as CSV in UTF-8")
-  with _text(path) as file:
-    line = next((line for line in file if line.strip()), None)
   if line is None:
     raise ValueError(
       f"{path}: is empty; it must have a line of column names, and one per"
       " example"
     )
   delimiter = max(",;\t|", key=line.count)
-  return next(csv.reader([line], delimiter=delimiter)), delimiter
+  try:
+    return next(csv.reader([line], delimiter=delimiter)), delimiter
+  except csv.Error as error:
+    raise ValueError(f"{path}: row 1: {error}") from error
 
 
 def _text(path):
