@@ -19,7 +19,7 @@ class Rows(NamedTuple):
   name: str  # of the source, to begin a line with
   x: Any  # pa.Table, a column for each feature; or np.ndarray [N, ...]
   y: pa.ChunkedArray  # [N]
-  clients: pa.ChunkedArray | None  # [N] names; None: nobody's
+  clients: Any  # pa.ChunkedArray [N] of names; None: nobody's
   label: str  # what the file calls the labels
   client: str | None  # what the file calls the clients; None: it has no name
   by: str  # how the clients were told apart, in words
