@@ -459,7 +459,7 @@ def test_the_files_of_a_folder_must_fit(tmp_path):
 
 
 BAD_ARRAYS = {
-  "client": ({"client": None}, "array client is missing; there are x, y, th"),
+  "client": ({"client": None}, "array client is missing; there are x, y; th"),
   "lengths": ({"y": np.arange(7)}, r"length \(x 8, y 7, client 8\); they must"),
   "objects": (
     {"client": np.array(["a"] * 8, object)},
