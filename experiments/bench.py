@@ -8,7 +8,9 @@ least of several repeats. With fedjax installed
 (pip install -r requirements-fedjax.txt) the same rounds are timed with it, too.
 Two idle cores: setting1, setting2 and exponents take two minutes together,
 setting3 four, leafcnn about as long. The workload backwards times `fi.adjoint`
-for 1,000, 10,000 and 100,000 clients with the same cohorts.
+for 1,000, 10,000 and 100,000 clients with the same cohorts; choose times exact
+replay, two estimators and `fi.adjoint` for several numbers of clients and
+parameters, in plain trainings.
 """
 
 import json
@@ -28,7 +30,7 @@ from fedinf_jax.running import files
 
 _JSON = flags.DEFINE_string("json", None, "Where to write what was measured.")
 _WORKLOADS = flags.DEFINE_list(
-  "workloads", list(bench_workloads.WORKLOADS), "Which to run."
+  "workloads", list(bench_workloads.NAMES), "Which to run."
 )
 _SCALE = flags.DEFINE_float("scale", 1.0, "Below 1: fewer clients and images.")
 
@@ -37,8 +39,8 @@ def main(argv):
   """Runs the workloads, writes the numbers and shows them."""
   del argv
   for name in _WORKLOADS.value:
-    if name not in bench_workloads.WORKLOADS:
-      known = ", ".join(bench_workloads.WORKLOADS)
+    if name not in bench_workloads.NAMES:
+      known = ", ".join(bench_workloads.NAMES)
       raise ValueError(f"--workloads: {name!r} is unknown; there are {known}")
   if not 0 < _SCALE.value <= 1:
     raise ValueError("--scale must be above 0 and at most 1")

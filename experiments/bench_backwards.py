@@ -40,7 +40,7 @@ def measure(scale: float, say: Callable[[str], None]) -> dict:
     found[f"training_seconds_{clients}"] = plain
     for directions in DIRECTIONS:
       say(f"{count:,} clients: backwards with {directions} eigenvectors")
-      took, need = _backwards(model, data, fed, cohorts, directions)
+      took, need = backwards(model, data, fed, cohorts, directions)
       found[f"trainings_{directions}_directions_{clients}"] = took / plain
       found[f"program_mb_{directions}_directions_{clients}"] = need
     if clients > BESIDE:
@@ -71,7 +71,7 @@ def _on_a_network(scale, say):
   say("the network of setting 2: plain training")
   plain = _seconds(model, data, fed, cohorts)
   say("the network: backwards with 16 eigenvectors")
-  took, _ = _backwards(model, data, fed, cohorts, 16)
+  took, _ = backwards(model, data, fed, cohorts, 16)
   return {"trainings_16_directions_cnn": took / plain}
 
 
@@ -81,8 +81,16 @@ def _seconds(model, data, fed, cohorts, **options):
   return bench_measure.least_seconds(lambda: step(init(), fed.rounds))
 
 
-def _backwards(model, data, fed, cohorts, directions):
-  """Returns seconds of a pass, and MB that its programs need beside data."""
+def backwards(model, data, fed, cohorts, directions):
+  """Returns seconds of a pass, and MB that its programs need beside data.
+
+  Args:
+    model: what is trained.
+    data: the clients.
+    fed: how.
+    cohorts: int [T, B].
+    directions: eigenvectors beside the gradient.
+  """
   x, y = data.pooled()
   go = fi.adjoint_pass(
     model, data, fed, x[:TEST], y[:TEST], directions=directions,

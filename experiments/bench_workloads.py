@@ -12,6 +12,7 @@ from typing import NamedTuple
 import ml_collections
 
 from experiments import bench_backwards
+from experiments import bench_choose
 from experiments import bench_measure
 import fedinf_jax as fi
 from fedinf_jax import recipes
@@ -31,6 +32,12 @@ class Workload(NamedTuple):
 
 
 OURS = ("relu", "server", "matched")
+# Those that are no recipe's: (scale, say) -> numbers by name.
+OTHERS = {
+  "exponents": bench_measure.exponents,
+  "backwards": bench_backwards.measure,
+  "choose": bench_choose.measure,
+}
 WORKLOADS = {
   "setting1": Workload(recipe="setting1", rounds=200, others=OURS),
   "setting2": Workload(recipe="setting2", rounds=100, others=OURS),
@@ -48,9 +55,8 @@ WORKLOADS = {
     estimator="both_fine",
     replay=False,
   ),
-  "exponents": None,
-  "backwards": None,
 }
+NAMES = *WORKLOADS, *OTHERS
 
 
 def measure(name: str, scale: float, say: Callable[[str], None]) -> dict:
@@ -64,11 +70,9 @@ def measure(name: str, scale: float, say: Callable[[str], None]) -> dict:
   say("GEMM peak")
   peak = plans.peak() / 1e9
   found = {"gemm_peak_gflops": peak}
+  if name in OTHERS:
+    return found | OTHERS[name](scale, say)
   workload = WORKLOADS[name]
-  if workload is None:
-    backwards = name == "backwards"
-    by = bench_backwards.measure if backwards else bench_measure.exponents
-    return found | by(scale, say)
   config, federation = _federation(workload, scale)
   say("rounds that keep every ε")
   kept = bench_measure.kept(federation, workload.estimator)

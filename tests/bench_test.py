@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import bench_backwards
+from experiments import bench_choose
 from experiments import bench_workloads
 from experiments.configs import setting3
 import fedinf_jax as fi
@@ -55,6 +56,16 @@ def test_backwards_beside_forward_and_replay(enable_x32):
   for clients in (1_000, 10_000, 100_000):
     assert found[f"trainings_16_directions_{clients}"] > 0
     assert found[f"program_mb_0_directions_{clients}"] > 0
+
+
+@pytest.mark.slow
+def test_choose_times_every_method(enable_x32, monkeypatch):
+  monkeypatch.setattr(bench_choose, "CLIENTS", (10,))
+  monkeypatch.setattr(bench_choose, "HIDDEN", ((8,),))
+  found = bench_choose.measure(1.0, lambda line: None)
+  methods = ("replay", "relu", "server", "adjoint")
+  assert list(found) == [f"K=10 P=533 {method}" for method in methods]
+  assert all(math.isfinite(n) and n > 0 for n in found.values())
 
 
 def test_a_wrong_flag_is_one_line():

@@ -1,7 +1,7 @@
 """The documents: their Python runs, and what they name exists."""
 
 import functools
-import importlib
+import importlib.util
 import json
 import pathlib
 import pkgutil
@@ -18,6 +18,7 @@ from fedinf_jax.command import main
 from fedinf_jax.command import parser
 from fedinf_jax.recipes import estimators
 from tests import binaries
+from tests import stand_ins
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -35,11 +36,11 @@ def name_of(page):
   return str(page.relative_to(ROOT).with_suffix("")).removeprefix("docs/")
 
 
-def command_lines(page):
-  """Returns the lines of shell blocks that start our binaries, as arguments."""
+def command_lines(page, start):
+  """Returns the lines of shell blocks that start so, as arguments."""
   text = page.read_text().replace("\\\n", "")
   shell = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
-  lines = re.findall(r"-m (experiments\.[^\"\n]*)", shell)
+  lines = re.findall(rf"{start}([^\"\n]*)", shell)
   return [shlex.split(line, comments=True) for line in lines]
 
 
@@ -75,7 +76,19 @@ PRINTED = {
     "'kernel': (12, 4, 3)",
     "read off:",
   ],
-  "data": ["left: 8\n", "held out: ("],
+  "index": [
+    "12 clients by column hospital",
+    "hurts the others most: hospital 0\n",
+  ],
+  "data": [
+    "left: 8\n",
+    "held out: (",
+    "hospitals.csv: 12 clients by column hospital, 480 rows, 1 numeric column"
+    " (standardised), 1 category (one-hot, 2 values), label outcome with 2"
+    " classes\n(12,)\n",
+    "images: (10, 8, 8, 1)\nwriters: ('ann', 'ben')\nby ink: (8, 1)\n",
+    "partitions: [4 4]\n",
+  ],
   "trust": ["ceiling 1.000\n"],
 }
 
@@ -87,8 +100,12 @@ PRINTED = {
 )
 def test_python_blocks_run(page, capsys, enable_x32, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)  # They may write reports.
+  for name, module in stand_ins.modules().items():
+    monkeypatch.setitem(sys.modules, name, module)
   names = {}
   for block in blocks(page):
+    if "import equinox" in block and not importlib.util.find_spec("equinox"):
+      continue  # The one package without a stand-in.
     exec(compile(block, page.name, "exec"), names)
   printed = capsys.readouterr().out
   for words in PRINTED[name_of(page)]:
@@ -177,7 +194,11 @@ def test_names_exist(page):
 
 
 def test_commands_of_shell_blocks_parse():
-  lines = [line for page in PAGES for line in command_lines(page)]
+  lines = [
+    [f"experiments.{binary}", *arguments]
+    for page in PAGES
+    for binary, *arguments in command_lines(page, r"-m experiments\.")
+  ]
   lines = [list(line) for line in dict.fromkeys(map(tuple, lines))]
   assert len(lines) > 30
   wrong = ["experiments.run", "--no_such_flag=1"]
@@ -193,6 +214,30 @@ def test_commands_of_shell_blocks_parse():
   ((refused, error),) = json.loads(done.stdout)
   assert refused == wrong, error
   assert "no_such_flag" in error
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_lines_of_fedinf_parse(page):
+  for line in command_lines(page, r"(?m:^|/)fedinf (?!\S*/)"):
+    parser.parse(line)
+
+
+@pytest.mark.slow
+def test_the_first_command_finds_the_hospital(tmp_path, monkeypatch, capsys):
+  page = ROOT / "docs/index.md"
+  monkeypatch.chdir(tmp_path)
+  exec(compile(blocks(page)[0], page.name, "exec"), {})
+  ((name, *arguments),) = command_lines(page, "fedinf (?=run)")
+  done = subprocess.run(
+    [sys.executable, "-m", "fedinf_jax", name, *arguments],
+    env=binaries.environment() | {"PYTHONPATH": str(ROOT)},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  said = " ".join(done.stdout.split())
+  assert "hospital 0 helps its own test examples only, and hurts all" in said
+  assert (tmp_path / "runs/hospitals/report.html").exists()
 
 
 def test_files_of_shell_blocks_exist():

@@ -5,7 +5,9 @@ import doctest
 import inspect
 import io
 import pathlib
+import pkgutil
 import re
+import sys
 import tempfile
 
 import jax
@@ -63,6 +65,12 @@ def methods(value):
   }
 
 
+def is_record(value):
+  """Returns whether it is a plain record, which others return."""
+  is_tuple = inspect.isclass(value) and issubclass(value, tuple)
+  return is_tuple and not methods(value)
+
+
 def examples(value):
   """Returns the examples of a function, or of a class and its methods."""
   texts = [value.__doc__, *(m.__doc__ for m in methods(value).values())]
@@ -99,9 +107,19 @@ def test_examples_run(name, names, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", PUBLIC)
 def test_all_have_examples(name):
   value = PUBLIC[name]
-  record = inspect.isclass(value) and issubclass(value, tuple)
-  if not record or methods(value):  # A plain record is what others return.
+  if not is_record(value):
     assert examples(value), f"{name} has no example"
   shown = "".join(example.source for example in examples(value))
   for method in methods(value):
     assert re.search(rf"\.{method}\b", shown), f"{name}.{method} is not shown"
+
+
+def test_the_reference_has_all():
+  pages = "".join(page.read_text() for page in PAGE.parent.glob("*.md"))
+  entries = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
+  flower = [entry for entry in entries if entry.startswith("fedinf_jax.flower")]
+  assert flower  # Their module needs flwr.
+  listed = [pkgutil.resolve_name(e) for e in entries if e not in flower]
+  for name, value in PUBLIC.items():
+    module = sys.modules[value.__module__]
+    assert value in listed or module in listed or is_record(value), name

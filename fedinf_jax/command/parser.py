@@ -86,10 +86,10 @@ def _values(name, argv):
       parser.add_argument(f"--{flag.name}", action="store_true")
   for place in command.places:
     parser.add_argument(place, nargs="?")
-  found, left = parser.parse_known_args(argv)
+  parsed, left = parser.parse_known_args(argv)
   if left:
     raise ValueError(_unknown(name, left[0]))
-  values = vars(found)
+  values = vars(parsed)
   needed = [flag for flag in command.flags if flag.needed]
   lacking = [f"--{f.name}={f.value}" for f in needed if values[f.name] is None]
   lacking += [place for place in command.places if values[place] is None]

@@ -60,7 +60,7 @@ def apply(
   if missing:
     raise ValueError(
       f"{rows.name}: column {missing[0]} is missing; there are"
-      f" {', '.join(rows.x.column_names)}"
+      f" {rows_.listed(rows.x.column_names)}"
     )
   dtype = jnp.result_type(float)
   width = sum(column.width for column in columns)

@@ -70,7 +70,7 @@ def apply(
       row = rows_.first(pc.is_null(index))
       raise ValueError(
         f"{rows.where(rows.label, row)} is {_named(rows.y)[row].as_py()!r}; the"
-        f" classes are {', '.join(labels.classes[:20])}"
+        f" classes are {rows_.listed(labels.classes)}"
       )
     y = index.to_numpy().astype(np.int32)
   return y if order is None else y[order]

@@ -1,6 +1,7 @@
 """Examples as a file holds them: before anything is encoded."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import reprlib
 from typing import Any
 from typing import NamedTuple
@@ -9,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fedinf_jax import text as text_
+
 
 class Rows(NamedTuple):
   """N examples of several clients, and where each of them stands."""
@@ -16,7 +19,7 @@ class Rows(NamedTuple):
   name: str  # of the source, to begin a line with
   x: Any  # pa.Table, a column for each feature; or np.ndarray [N, ...]
   y: pa.ChunkedArray  # [N]
-  clients: pa.ChunkedArray | None  # [N] names; None: nobody's
+  clients: Any  # pa.ChunkedArray [N] of names; None: nobody's
   label: str  # what the file calls the labels
   client: str | None  # what the file calls the clients; None: it has no name
   by: str  # how the clients were told apart, in words
@@ -33,8 +36,16 @@ def owners(rows: Rows) -> tuple[tuple[str, ...], np.ndarray]:
   Returns:
     names; int32 [N], positions among them.
   """
-  filled(rows.clients, rows.client or "client", rows.where)
-  found = text(rows.clients).combine_chunks().dictionary_encode()
+  name = rows.client or "client"
+  filled(rows.clients, name, rows.where)
+  try:
+    names = text(rows.clients)
+  except pa.ArrowException as error:
+    raise ValueError(
+      f"{rows.where(name, 0)} is of type {rows.clients.type}; a client's name"
+      " must be text or an integer"
+    ) from error
+  found = names.combine_chunks().dictionary_encode()
   return tuple(found.dictionary.to_pylist()), found.indices.to_numpy()
 
 
@@ -61,6 +72,7 @@ def first(found: pa.ChunkedArray) -> int:
 
 # What reads as a number; a decimal comma, such as 3,5, does not.
 _NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
+_SHOWN = 20  # names in a message
 _FEW = 20  # different texts of which none is alone are categories, not mistakes
 
 
@@ -92,6 +104,12 @@ def parsed(
       " (with a decimal point)"
     )
   return pc.cast(pc.utf8_trim_whitespace(column), pa.float64())
+
+
+def listed(names: Sequence[str]) -> str:
+  """Returns names for a message, the first of many."""
+  more = ["…"] if len(names) > _SHOWN else []
+  return text_.printable(", ".join([*names[:_SHOWN], *more]))
 
 
 def shown(cell: pa.Scalar) -> str:

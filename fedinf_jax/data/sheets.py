@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from fedinf_jax import text
 from fedinf_jax.data import files
 from fedinf_jax.data import rows as rows_
 
@@ -114,6 +115,7 @@ def of_frame(
   """
   try:
     table = pa.table(_columns(frame))
+    table.validate(full=True)
   except (TypeError, ValueError, pa.ArrowException) as error:
     raise ValueError(
       f"the table is a {type(frame).__name__}; it must have columns, as those"
@@ -140,7 +142,7 @@ def _rows(name, path, table, where, client, label, known):
     if client is None:
       raise ValueError(
         f"{path}: no column is called like a client (client, hospital, site,"
-        f" user, owner, writer); name one of {', '.join(table.column_names)}"
+        f" user, owner, writer); name one of {rows_.listed(table.column_names)}"
         " with client="
       )
   elif client is not None and client not in table.column_names:
@@ -192,7 +194,7 @@ def _guess(columns, names):
 def _missing(path, column, table):
   return ValueError(
     f"{path}: column {column} is missing; there are"
-    f" {', '.join(table.column_names)}"
+    f" {rows_.listed(table.column_names)}"
   )
 
 
@@ -228,6 +230,7 @@ def _open(
   if path.suffix.lower() in PARQUET:
     try:
       table = pq.read_table(path, partitioning=None)
+      table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
       raise ValueError(
         f"{path}: is no Parquet file ({_line(error)})"
@@ -255,6 +258,12 @@ def _checked(path, table):
   if not table.num_rows:
     raise ValueError(f"{path}: has no rows; at least one example is needed")
   table = table.drop_columns(unnamed)
+  broken = next((c for c in names if text.printable(c) != c), None)
+  if broken is not None:
+    raise ValueError(
+      f"{path}: column {broken!r} has a name that is not printable; give it"
+      " another"
+    )
   if "" in table.column_names:
     number = names.index("") + 1
     raise ValueError(f"{path}: column {number} has no name; give it one")
