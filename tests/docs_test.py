@@ -73,6 +73,7 @@ PRINTED = {
     "12 clients by column hospital",
     "hurts the others most: hospital 0\n",
   ],
+  "choose": ["relu: local training is plain", "lowrank_step: client_opt"],
   "data": [
     "left: 8\n",
     "held out: (",
