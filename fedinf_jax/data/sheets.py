@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fedinf_jax import memory
 from fedinf_jax import text
 from fedinf_jax.data import csv_file
 from fedinf_jax.data import files
@@ -16,6 +17,7 @@ from fedinf_jax.data import rows as rows_
 
 CSV = ".csv", ".tsv", ".txt"
 PARQUET = ".parquet", ".pq"
+FOLDER = ".csv", ".tsv", *PARQUET  # a .txt beside them says something else
 # What a column is called where nobody says: the first that is there.
 CLIENTS = (
   *("client", "hospital", "site", "user", "owner", "writer", "participant"),
@@ -228,7 +230,10 @@ def _open(
   files.require_regular(path)
   if path.suffix.lower() in PARQUET:
     try:
-      table = pq.read_table(path, partitioning=None)
+      with pq.ParquetFile(path) as file:
+        cells = file.metadata.num_rows * file.metadata.num_columns
+        memory.require(f"{path}: its columns", 4 * cells)
+        table = file.read()
       table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
       raise ValueError(
