@@ -467,6 +467,17 @@ def test_the_files_of_a_folder_must_fit(tmp_path):
     fi.data.read(folder)
   with pytest.raises(ValueError, match="client=hospital is for one file"):
     fi.data.read(folder, client="hospital")
+  write(folder / "h1.tsv", ["33,m,y"], "age,sex,outcome")
+  with pytest.raises(ValueError, match=r"h1\.tsv: there is another .* 'h1'"):
+    fi.data.read(folder)
+
+
+def test_a_column_that_names_the_file_is_no_feature(tmp_path):
+  for k in range(3):
+    write(tmp_path / f"h{k}.csv", hospitals()[k::3])
+  found = fi.data.read(tmp_path)
+  assert "3 clients by file (one hospital each, left out)" in found.line
+  np.testing.assert_array_equal(found.data.x, fi.data.read(columns()).data.x)
 
 
 BAD_ARRAYS = {
