@@ -25,7 +25,7 @@ CLIENTS = (
   *("client", "hospital", "site", "user", "owner", "writer", "participant"),
   *("institution", "center", "centre", "device", "party", "clients"),
 )
-LABELS = "label", "target", "y", "class", "outcome", "labels", "response"
+LABELS = "label", "target", "class", "outcome", "labels", "response", "y"
 _INDEX = "Unnamed: 0", "__index_level_0__"  # pandas' own, no feature
 
 
