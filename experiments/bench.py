@@ -30,7 +30,7 @@ from fedinf_jax.running import files
 
 _JSON = flags.DEFINE_string("json", None, "Where to write what was measured.")
 _WORKLOADS = flags.DEFINE_list(
-  "workloads", list(bench_workloads.WORKLOADS), "Which to run."
+  "workloads", list(bench_workloads.NAMES), "Which to run."
 )
 _SCALE = flags.DEFINE_float("scale", 1.0, "Below 1: fewer clients and images.")
 
@@ -39,8 +39,8 @@ def main(argv):
   """Runs the workloads, writes the numbers and shows them."""
   del argv
   for name in _WORKLOADS.value:
-    if name not in bench_workloads.WORKLOADS:
-      known = ", ".join(bench_workloads.WORKLOADS)
+    if name not in bench_workloads.NAMES:
+      known = ", ".join(bench_workloads.NAMES)
       raise ValueError(f"--workloads: {name!r} is unknown; there are {known}")
   if not 0 < _SCALE.value <= 1:
     raise ValueError("--scale must be above 0 and at most 1")

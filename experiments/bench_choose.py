@@ -21,7 +21,7 @@ def measure(scale: float, say: Callable[[str], None]) -> dict:
 
   Every client has 20 examples; 10 of them train five steps per round.
   """
-  found = {}
+  found: dict[str, float] = {}
   for clients in CLIENTS:
     data = bench_measure.equal_clients(max(10, round(scale * clients)))
     for hidden in HIDDEN:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 # fedjax 0.0.17 was written for a JAX that still had it.
-jax.tree_map = jax.tree.map  # type: ignore[attr-defined]  # so has it not now
+jax.tree_map = jax.tree.map  # type: ignore[attr-defined]  # it is gone
 import fedjax  # noqa: E402
 from fedjax.algorithms import fed_avg  # noqa: E402
 

@@ -55,8 +55,8 @@ WORKLOADS = {
     estimator="both_fine",
     replay=False,
   ),
-  **dict.fromkeys(OTHERS),
 }
+NAMES = *WORKLOADS, *OTHERS
 
 
 def measure(name: str, scale: float, say: Callable[[str], None]) -> dict:

@@ -43,6 +43,8 @@ def load(folder: pathlib.Path, data_dir: str | None) -> tasks.Task:
   there = read_about(folder)
   config = ml_collections.ConfigDict(there["config"])
   task = recipes.build(there["name"], config, data_dir)
+  if config.get("measured_on") == tasks.VALIDATION:  # By experiments.debug.
+    task = tasks.on_validation(task)
   workdir.claim(folder, tasks.about(task))
   return tasks.verified(task, passes.read(folder))
 

@@ -1,28 +1,36 @@
 r"""Plants bad clients, and asks who finds them.
 
-python -m experiments.debug [--config=NAME_OR_FILE]
+python -m experiments.debug [--config=NAME_OR_FILE] [--data_dir=FEMNIST]
     [--workdir=runs/debug] [--kinds=flip_labels,add_noise] [--fraction=0.1]
+    [--seeds=0,1,2]
 
 For each kind of bad client: trains with some planted, scores every client by
-influence and by the cheap scores that people use today, on the identical run
+influence and by the simpler scores that people use today, on the identical run
 and the same validation half of the test set; says how well each finds the bad
-ones; then trains again without those it names, and shows what the model gains
-on the other half.
+ones, after every evaluated round; then trains again without those it names, and
+shows what the model gains on the other half. With several seeds it does so for
+each of them, and shows mean and spread.
 """
 
 import contextlib
 import pathlib
 
 from absl import flags
+from ml_collections import config_flags
 from rich import table as rich_table
 
 from experiments import debugging
 from experiments import launch
+from experiments import seeds
 from fedinf_jax import recipes
+from fedinf_jax.report import numbers
+from fedinf_jax.report import remedies
+from fedinf_jax.running import files
 from fedinf_jax.running import lock
 from fedinf_jax.running import loop
 from fedinf_jax.running import progress
 from fedinf_jax.running import records
+from fedinf_jax.running import task as tasks
 from fedinf_jax.running import workdir
 
 _CONFIG = launch.define_config("quickstart")
@@ -36,6 +44,17 @@ _SWEEPS = flags.DEFINE_integer(
   "shapley_sweeps", 1, "Sweeps of GTG-Shapley per round; 0 leaves it out.",
   lower_bound=0,
 )  # fmt: skip
+_SEEDS = flags.DEFINE_list(
+  "seeds", [], "Repeat with these seeds, for mean and spread."
+)
+# Unless the command line says otherwise: the paper's method, ours with and
+# without uploads, and a pass backwards, which costs one pass per round.
+DEFAULTS = {
+  "estimators": "both,relu,server,adjoint",
+  "adjoint_rounds": 4,
+  "exact_repeats": 1,
+}
+SPREAD = "debug_seeds.json"
 
 
 def main(argv):
@@ -44,32 +63,59 @@ def main(argv):
   name = launch.config_name()
   folder = pathlib.Path(_WORKDIR.value)
   config = recipes.scaled(_CONFIG.value)
+  given = config_flags.get_override_values(flags.FLAGS["config"])
+  config.update({k: v for k, v in DEFAULTS.items() if k not in given})
   config.corrupt.fraction = _FRACTION.value
   recipes.check_kinds(_KINDS.value)
-  for kind in _KINDS.value:
+  kinds = list(dict.fromkeys(_KINDS.value))
+  wanted = seeds.parse(_SEEDS.value)
+  places = {
+    (kind, seed): folder / kind / (f"seed_{seed}" if wanted else "")
+    for kind in kinds
+    for seed in wanted or [config.seed]
+  }
+  for (kind, _), place in places.items():
     config.corrupt.kind = kind
     recipes.check(config)
-    workdir.check(folder / kind)
+    workdir.check(place)
   screen = progress.console()
   with contextlib.ExitStack() as stack:
-    for kind in dict.fromkeys(_KINDS.value):
-      stack.enter_context(lock.owned(folder / kind))
-    for kind in _KINDS.value:
-      config.corrupt.kind = kind
+    for place in places.values():
+      stack.enter_context(lock.owned(place))
+    for (kind, seed), place in places.items():
+      config.corrupt.kind, config.seed = kind, seed
       task = recipes.build(name, config, _DATA_DIR.value, launch.get_problem())
-      _debug(task, kind, folder / kind, screen)
+      _debug(task, kind, place, screen)
+    if wanted:
+      _show_spread(places, folder, screen)
 
 
 def _debug(task, kind, place, screen):
   """Debugs for one kind of bad client, unless that is done; prints it."""
   # Sweeps that are asked for may differ from those of a finished run.
   scored = (place / records.DEBUG).exists() and not _SWEEPS.present
-  if scored and loop.is_finished(task, place):
+  if scored and loop.is_finished(tasks.on_validation(task), place):
     progress.say(screen, f"{place}: this run is finished")
   else:
     debugging.debug(task, kind, place, screen, _SWEEPS.value)
-  screen.print(_table(workdir.read(place).debug))
+  contents = workdir.read(place)
+  screen.print(_table(contents.debug))
+  for line in remedies.debugged(contents):
+    progress.say(screen, line)
   progress.say(screen, f"report: {place / records.REPORT}")
+
+
+def _show_spread(places, folder, screen):
+  """Writes and prints mean and spread over the seeds, kind by kind."""
+  found: dict[str, list] = {}
+  for (kind, _), place in places.items():
+    found.setdefault(kind, []).append(workdir.read(place))
+  spread = {kind: seeds.debugged(runs) for kind, runs in found.items()}
+  files.write_json(folder / SPREAD, spread)
+  screen.print(seeds.debug_table(spread))
+  for kind, scores in spread.items():
+    progress.say(screen, f"{kind}: {scores['verdict']}")
+  progress.say(screen, f"mean and spread over the seeds: {folder / SPREAD}")
 
 
 def _table(found):
@@ -83,20 +129,14 @@ def _table(found):
     f" {bad / clients:.0%} of them at an AUROC of 0.5",
     title_justify="left",
   )
-  for who in ("nobody", "the bad ones"):
-    gain = found["gain"][who]
+  for who, gain in found["gain"].items():
+    score = found["scores"].get(who)
     table.add_row(
-      f"({who} removed)", "", "", f"{gain['loss']:.4f}",
-      f"{gain['accuracy']:.4f}",
-    )  # fmt: skip
-  for score, values in found["scores"].items():
-    gain = found["gain"][score]
-    table.add_row(
-      score,
-      f"{values['precision_at_k']:.2f}",
-      f"{values['auroc']:.3f}",
-      f"{gain['loss']:.4f}",
-      f"{gain['accuracy']:.4f}",
+      who if score else f"({who} removed)",
+      numbers.fixed(score["precision_at_k"], 2) if score else "",
+      numbers.fixed(score["auroc"], 3) if score else "",
+      numbers.fixed(gain["loss"], 4),
+      numbers.fixed(gain["accuracy"], 4),
     )
   return table
 

@@ -18,6 +18,9 @@ def debug(
 ):
   """Trains with bad clients, scores every client and writes debug.json.
 
+  All scores are measured on the validation half of the held-out examples, and
+  what is gained on the test half.
+
   Args:
     task: has the bad clients among its own.
     kind: of bad clients.
@@ -25,55 +28,90 @@ def debug(
     screen: a rich console.
     sweeps: of GTG-Shapley per round; 0 leaves it out.
   """
-  trained = loop.train(task, folder, screen, loop.Saving())
-  finishing.finish(task, folder, trained)
-  half = tasks.halves(task)
-  scores = _scores(task, trained, half, sweeps)
-  positions = task.train.positions(task.bad)
-  bad = np.isin(np.arange(task.train.num_clients), positions)
-  retrain = cleansing.trainer(task, half, task.seed)
-
-  def gain(removed):
-    loss, accuracy = retrain(removed).held_out[-1]
-    return records.Gain(loss=loss, accuracy=accuracy)
-
-  gains = {"nobody": gain([]), "the bad ones": gain(np.flatnonzero(bad))}
-  for score, values in scores.items():
-    # As many as are bad: what one would remove by this score.
-    gains[score] = gain(fi.valuation.ranking(values)[::-1][: bad.sum()])
-  content = records.Debug(
-    kind=kind,
-    bad=[str(i) for i in task.bad],
-    clients=task.train.num_clients,
-    scores={
-      score: records.Detection(
-        precision_at_k=fi.valuation.precision_at_k(values, bad),
-        auroc=fi.valuation.auroc(values, bad),
-        values=values,
-      )
-      for score, values in scores.items()
-    },
-    gain=gains,
+  half, scored = tasks.halves(task), tasks.on_validation(task)
+  trained = loop.train(scored, folder, screen, loop.Saving())
+  finishing.finish(scored, folder, trained)
+  history = finishing.history(folder)
+  scores = {
+    f"fil_{of}": history.fil[of] for of in trained.evaluation.fil
+  } | _baselines(scored, history.rounds, sweeps)
+  bad = np.isin(
+    np.arange(task.train.num_clients), task.train.positions(task.bad)
   )
-  records.write_debug(folder, content)
+  records.write_debug(
+    folder,
+    records.Debug(
+      kind=kind,
+      bad=[str(i) for i in task.bad],
+      clients=task.train.num_clients,
+      validation_examples=len(half.validation),
+      test_examples=len(half.test),
+      rounds=history.rounds.tolist(),
+      scores={name: _detection(a, bad) for name, a in scores.items()},
+      gain=_gains(task, half, scores, bad),
+    ),
+  )
   report.write(folder)
 
 
-def _scores(task, trained, half, sweeps):
-  """Returns every score of all clients on the validation half: name → [K]."""
-  scores = {
-    f"fil_{of}": cleansing.scores(trained.state, task, half.validation, of)[
-      "fil"
-    ]
-    for of in trained.evaluation.fil
-  }
-  shapley = fi.valuation.GTGShapley(max_sweeps=sweeps) if sweeps else None
-  return scores | fi.valuation.baselines(
+def _baselines(task, rounds, sweeps):
+  """Returns the scores that need no influence: name → [E, K]."""
+  return fi.valuation.baselines(
     task.model,
     task.train,
     task.fed,
-    task.x[half.validation],
-    task.y[half.validation],
+    task.x,
+    task.y,
     seed=task.seed,
-    shapley=shapley,
+    shapley=fi.valuation.GTGShapley(max_sweeps=sweeps) if sweeps else None,
+    at=rounds,
   )
+
+
+def _detection(scores, bad):
+  """Says how well a score finds the bad clients.
+
+  Args:
+    scores: [E, K], over the evaluated rounds.
+    bad: bool [K].
+  """
+  last = _known(scores[-1])
+  return records.Detection(
+    precision_at_k=fi.valuation.precision_at_k(last, bad),
+    auroc=fi.valuation.auroc(last, bad),
+    values=last,
+    # A pass backwards is known after some rounds only.
+    over_time=np.array(
+      [
+        fi.valuation.auroc(_known(row), bad)
+        if np.isfinite(row).any()
+        else np.nan
+        for row in scores
+      ]
+    ),
+  )
+
+
+def _known(row):
+  """Returns scores, 0 of clients of whom nothing is known: nothing against."""
+  return np.nan_to_num(row, posinf=0, neginf=0)
+
+
+def _gains(task, half, scores, bad):
+  """Trains again without those whom a score calls the worst."""
+  retrain = cleansing.trainer(task, half, task.seed)
+  done = {}
+
+  def gain(removed):
+    key = tuple(sorted(int(k) for k in removed))
+    if key not in done:
+      loss, accuracy = retrain(removed).held_out[-1]
+      done[key] = records.Gain(loss=loss, accuracy=accuracy)
+    return done[key]
+
+  gains = {"nobody": gain([]), "the bad ones": gain(np.flatnonzero(bad))}
+  for name, values in scores.items():
+    # As many as are bad: what one would remove by this score.
+    worst = fi.valuation.ranking(_known(values[-1]))[::-1][: bad.sum()]
+    gains[name] = gain(worst)
+  return gains

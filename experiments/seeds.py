@@ -6,6 +6,7 @@ import numpy as np
 from rich import table as rich_table
 from scipy import stats
 
+from fedinf_jax.report import remedies
 from fedinf_jax.running import workdir
 from fedinf_jax.simulation import table as tables
 from fedinf_jax.valuation import intervals
@@ -81,6 +82,54 @@ def clients(runs: list[workdir.Contents]) -> str:
 def _column(run, title, ids):
   where = {i: k for k, i in enumerate(run.ids)}
   return run.columns[title][[where[i] for i in ids]]
+
+
+def debugged(runs: list[workdir.Contents]) -> dict:
+  """Returns mean and spread of how well each score finds bad clients.
+
+  Args:
+    runs: of experiments.debug, which differ in their seeds only.
+  """
+  found = [run.debug or {} for run in runs]
+  first = found[0]
+  scores = {
+    name: {
+      field: _spread([one["scores"][name][field] for one in found])
+      for field in ("auroc", "precision_at_k")
+    }
+    for name in first["scores"]
+    if all(name in one["scores"] for one in found)
+  }
+  gain = {
+    who: {
+      field: _spread([one["gain"][who][field] for one in found])
+      for field in ("loss", "accuracy")
+    }
+    for who in ("nobody", "the bad ones", *scores)
+  }
+  mean = {name: one["auroc"].get("mean") for name, one in scores.items()}
+  bad, clients = len(first["bad"]), first["clients"]
+  return {
+    "source": runs[0].summary["source"],
+    "seeds": [run.summary["seed"] for run in runs],
+    "bad": bad,
+    "clients": clients,
+    "verdict": remedies.winner(mean, bad, clients, len(runs)),
+    "scores": scores,
+    "gain": gain,
+  }
+
+
+def debug_table(found: dict[str, dict]) -> rich_table.Table:
+  """Returns AUROCs for people to read, a column per kind of bad clients."""
+  first = next(iter(found.values()))
+  shown = rich_table.Table(
+    "score", *found, title=f"AUROC, mean ± spread, seeds {first['seeds']}"
+  )
+  for name in first["scores"]:
+    cells = [_shown(f["scores"][name]["auroc"]) for f in found.values()]
+    shown.add_row(name, *cells)
+  return shown
 
 
 def table(spread: dict) -> rich_table.Table:

@@ -1,4 +1,4 @@
-"""Estimators in plain words: one place for screens, pages and presets."""
+"""Estimators and scores in plain words, for screens, pages and presets."""
 
 # Name of a recipe's estimator → what a reader who knows no symbols is told.
 PLAIN = {
@@ -26,6 +26,12 @@ PLAIN = {
   "truncated": "earlier rounds ignored",
   "adjoint": "ours, one pass backwards",
   "adjoint_server": "ours, one pass backwards by the server",
+  # Scores that need no influence, of valuation.baselines.
+  "update_norm": "size of the updates",
+  "cosine": "cosine to the round's update",
+  "cosine_others": "cosine to the others' updates",
+  "dig_fl": "DIG-FL",
+  "gtg_shapley": "GTG-Shapley",
 }
 
 

@@ -2,7 +2,7 @@
 
 import ast
 import functools
-import importlib
+import importlib.util
 import json
 import pathlib
 import pkgutil
@@ -14,9 +14,12 @@ import sys
 import pytest
 
 import fedinf_jax as fi
+from fedinf_jax.command import flags
+from fedinf_jax.command import main
 from fedinf_jax.command import parser
 from fedinf_jax.recipes import estimators
 from tests import binaries
+from tests import stand_ins
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -49,6 +52,8 @@ def has_key(recipe, key):
 
 # What a page must have printed, in words that do not depend on rounding.
 PRINTED = {
+  "command": [],
+  "experiments": [],
   "README": ["hurts most: hospital 0\n"],
   "guide": [
     "ours hospital 0 -",
@@ -70,7 +75,15 @@ PRINTED = {
     "hurts the others most: hospital 0\n",
   ],
   "choose": ["relu: local training is plain", "lowrank_step: client_opt"],
-  "data": ["left: 8\n", "held out: ("],
+  "data": [
+    "left: 8\n",
+    "held out: (",
+    "hospitals.csv: 12 clients by column hospital, 480 rows, 1 numeric column"
+    " (standardised), 1 category (one-hot, 2 values), label outcome with 2"
+    " classes\n(12,)\n",
+    "images: (10, 8, 8, 1)\nwriters: ('ann', 'ben')\nby ink: (8, 1)\n",
+    "partitions: [4 4]\n",
+  ],
   "trust": ["ceiling 1.000\n"],
 }
 
@@ -82,12 +95,59 @@ PRINTED = {
 )
 def test_python_blocks_run(page, capsys, enable_x32, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)  # They may write reports.
+  for name, module in stand_ins.modules().items():
+    monkeypatch.setitem(sys.modules, name, module)
   names = {}
   for block in blocks(page):
+    if "import equinox" in block and not importlib.util.find_spec("equinox"):
+      continue  # The one package without a stand-in.
     exec(compile(block, page.name, "exec"), names)
   printed = capsys.readouterr().out
   for words in PRINTED[name_of(page)]:
     assert words in printed
+
+
+@pytest.mark.slow
+def test_the_command_s_example_finds_its_hospital(
+  capsys, enable_x32, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  page = ROOT / "docs/command.md"
+  for block in blocks(page):
+    exec(compile(block, page.name, "exec"), {})
+  lines = command_lines(page, "fedinf ")
+  assert [line[0] for line in lines] == ["plan", "run", "report"]
+  for line in lines:
+    assert main.main(line) == 0
+  printed = capsys.readouterr().out
+  assert "But client h6 helps its own test examples only" in printed
+  assert printed.endswith("runs/hospitals/report.html\n")
+
+
+def test_the_command_s_page_has_every_flag():
+  text = (ROOT / "docs/command.md").read_text()
+  for name, command in flags.COMMANDS.items():
+    assert f"fedinf {name}" in text
+    for flag in command.flags:
+      assert re.search(rf"--{flag.name}\b", text), flag.name
+
+
+@pytest.mark.slow
+def test_a_recipe_brings_its_own_problem(tmp_path):
+  (block,) = blocks(ROOT / "docs/experiments.md")
+  (tmp_path / "hospitals.py").write_text(block)
+  done = binaries.start(
+    "run",
+    f"--config={tmp_path}/hospitals.py",
+    f"--workdir={tmp_path}/run",
+    "--config.data.hospitals=9",
+    "--config.fed.rounds=6",
+  )
+  assert done.returncode == 0, done.stderr
+  assert "hospitals: 9 clients, 288 training examples" in done.stdout
+  done = binaries.start("cleanse", f"--workdir={tmp_path}/run")
+  assert done.returncode == 2 and "get_problem(config), can" in done.stderr
+  assert done.stderr.count("\n") == 1
 
 
 def test_first_examples_are_short():

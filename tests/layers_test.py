@@ -36,7 +36,7 @@ FLOORS = [
 ]
 WITHIN = {
   "data": [
-    {"files", "packing"},
+    {"csv_file", "files", "packing"},
     {"archive", "federated", "leaf", "npz", "rows"},
     {
       "columns",
@@ -114,11 +114,11 @@ WITHIN = {
   ],
   "report": [
     {"numbers"},
-    {"captions", "verdict"},
-    {"drawing", "advice", "embedding"},
+    {"captions", "remedies", "verdict"},
+    {"drawing", "advice", "comparison", "embedding"},
     {"of_run", "tracked_figures", "cleanse_figures", "tables", "sentences"},
-    {"figures", "alternatives"},
-    {"page"},
+    {"figures", "alternatives", "sections"},
+    {"comparison_page", "page"},
   ],
 }
 # The method and the simulation are pure: files, clocks and screens are above.

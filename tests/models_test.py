@@ -231,3 +231,29 @@ def test_an_nnx_module_is_a_model():
     fi.models.from_nnx(norm, cross_entropy)
   with pytest.raises(ValueError, match=r"make is Network; .* nnx\.Rngs"):
     fi.models.from_nnx(module, cross_entropy)
+
+
+def test_drawn_targets_have_the_curvature_of_the_squared_error():
+  """By what it is for: the estimate of a regression's FIL is near the exact."""
+  draw = np.random.default_rng(0)
+  x = draw.normal(size=(6, 20, 3))
+  y = x @ [1.0, 2.0, -1.0] + draw.normal(size=(6, 1))
+  data = fi.FederatedData.from_clients(list(zip(x, y, strict=True)))
+  fed = fi.FedAvg(rounds=8, cohort_size=3, local_steps=2, learning_rate=0.1)
+  fisher = fi.fisher(
+    num_samples=20, labels="sampled", label_draws=64, layerwise=False
+  )
+  run = fi.simulate(
+    fi.models.mlp(3, None, hidden=()),
+    data,
+    fed,
+    estimators={"ours": fi.estimator(fisher, fi.no_guard())},
+    exact=True,
+  )
+  ours, exact = (
+    run.influence(fi.metrics.mse, *data.pooled(), of=of)
+    for of in ("ours", "exact")
+  )
+  assert np.corrcoef(ours, exact)[0, 1] > 0.99
+  # The scale, too: half the curvature would show.
+  assert np.linalg.norm(ours - exact) < 0.1 * np.linalg.norm(exact)

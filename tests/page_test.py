@@ -10,6 +10,7 @@ import pytest
 
 from fedinf_jax import report
 from fedinf_jax import text
+from fedinf_jax.report import comparison_page
 from fedinf_jax.report import verdict
 from fedinf_jax.running import workdir
 from tests import browser
@@ -302,6 +303,55 @@ def test_the_csv_is_that_of_the_run(page, nasty):
   )
   page.click("#csv")
   assert page.run("window.saved") == len(content.encode())
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+  """Two runs of 15 clients, 14 of whom they share, and their comparison."""
+  folder = tmp_path_factory.mktemp("page")
+  ids = [*NASTY, *(f"f_{k}" for k in range(6))]
+  one, other = (
+    workdirs.write(folder / name, clients=15, ids=names, estimators=("relu",))
+    for name, names in (("a", ids), ("b", [*ids[:0:-1], "another"]))
+  )
+  comparison_page.write(one, other)
+  return one
+
+
+def test_two_runs_compared(page, compared):
+  page.open(compared / "comparison.html")
+  assert page.run("document.title") == "Two runs compared"
+  first = shown(page)
+  assert {text.escaped(name) for name in NASTY[1:]} < set(first)
+  assert len(first) == 14 and first == page.run("data.ids")
+  assert page.run("document.querySelectorAll('#scatter .dot').length") == 14
+  page.click('th[data-key="client"] button')
+  assert shown(page) != first and set(shown(page)) == set(first)
+  page.click("#changed")
+  moved = page.run(
+    "data.ids.filter((id, k) => data.compared[0].sign[k] ||"
+    " data.compared[0].group[k])"
+  )
+  assert set(shown(page)) == set(moved) and moved
+  page.run("location.hash = linkTo(0)")
+  page.wait("$('find').value === data.ids[0]")
+  rows = list(csv.DictReader(io.StringIO(page.run("csvText()"))))
+  assert [text.escaped(text.of_cell(r["client_id"])) for r in rows] == first
+  page.resize(390)
+  page.open(compared / "comparison.html")
+  assert page.run("document.documentElement.scrollWidth") <= 390
+
+
+def test_how_well_scores_find_bad_clients_is_drawn(page, full):
+  open_page(page, full)
+  label = page.run(
+    "document.querySelector('#detection svg').getAttribute('aria-label')"
+  )
+  scores = workdir.read(full).debug["scores"]
+  assert label.count(",") >= len(scores) - 1 == 4
+  assert "size of the updates (update_norm) 0.630" in label
+  lines = "document.querySelectorAll('#detection > svg path.line').length"
+  assert page.run(lines) == len(scores)
 
 
 def test_dark_by_preference_and_by_choice(page, full):

@@ -13,6 +13,7 @@ import pytest
 from fedinf_jax import report
 from fedinf_jax import text
 from fedinf_jax.report import embedding
+from fedinf_jax.report import remedies
 from fedinf_jax.report import verdict
 from fedinf_jax.running import workdir
 from tests import binaries
@@ -112,9 +113,56 @@ def test_a_stand_in_is_announced(full, nasty):
 
 def test_cleansing_and_debugging_are_told(full):
   words = text_of(full)
-  assert "clients removed at round 100, by the influence of both" in words
-  assert "2 clients were made bad (flip_labels): f_0000, f_0001." in words
-  assert "the bad ones 0.5000 0.8100" in words
+  contents = workdir.read(full)
+  for said in (remedies.cleansed(contents), *remedies.debugged(contents)):
+    # What to do next, and the section about it.
+    assert words.count(said) == 2
+  assert (
+    "from round 100 without some of the clients, chosen by the pap" in words
+  )
+  (before,) = {
+    c["loss"][-1] for c in contents.cleanse["curves"] if c["end"] == "none"
+  }
+  assert f" 0% {before:.4f} {before:.4f} {before:.4f} " in words
+  assert words.count(" 30% ") == 1
+  assert "2 of 24 clients were made bad (flip_labels): f_0000, f_0001." in words
+  assert "(the bad ones) – – 0.5000 0.8100" in words
+  assert "size of the updates (update_norm) 0.63 43% 0.45" in words
+  auroc = {s["name"]: s["auroc"] for s in data_of(full)["debug"]["scores"]}
+  assert auroc["fil_relu"][-1] == 0.81 and len(auroc["update_norm"]) == 21
+
+
+AUROCS = {
+  "fil_exact": 0.83, "fil_both": 0.47, "fil_relu": 0.8, "dig_fl": 0.71,
+  "update_norm": 0.65, "cosine": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({}, "No simpler score wins: of those without influence DIG-FL (dig_fl) is"
+         " best, with an AUROC of 0.71; ours, same upload (relu) has 0.80 and"
+         " retraining without the client (exact) has 0.83."),
+    ({"dig_fl": 0.9}, "A simpler score wins: of those without influence DIG"),
+    ({"dig_fl": 0.82}, "A simpler score wins over every estimate of infl"),
+    ({"fil_exact": 0.6}, "No simpler score wins: "),
+    ({"fil_exact": None, "fil_relu": 0.7}, "A simpler score wins: "),
+    (dict.fromkeys(AUROCS, 0.6), "No score tells bad clients from the others:"),
+  ],
+)  # fmt: skip
+def test_a_simpler_score_that_wins_is_said_to_win(changes, words):
+  said = remedies.winner(AUROCS | changes, bad=20, clients=200)
+  assert said.startswith(words)
+
+
+def test_there_is_nobody_to_beat():
+  assert remedies.winner({"fil_relu": 0.9}, 20, 200) is None
+  assert remedies.winner({"dig_fl": 0.9}, 20, 200) is None
+  # Over enough runs even a small advantage is no chance.
+  small = {"fil_relu": 0.6, "dig_fl": 0.55}
+  assert remedies.winner(small, 20, 200).startswith("No score tells")
+  assert remedies.winner(small, 20, 200, 9).startswith("No simpler score wins")
 
 
 def test_without_ground_truth(tmp_path):

@@ -245,6 +245,19 @@ def test_baselines_equal_literal_loops():
   assert list(scores_of(settings=None)) == list(expected)[:-1]
 
 
+def test_baselines_after_some_rounds_are_those_of_shorter_trainings():
+  cohorts = np.array([[0, 1, 2, 3], [5, 4, 3, 2], [1, 5, 0, 4], [3, 1, 2, 0]])
+  found = scores_of(cohorts=cohorts, settings=None, at=[1, 3, 4])
+  assert {score.shape for score in found.values()} == {(3, NUM_CLIENTS)}
+  for row, rounds in enumerate((1, 3, 4)):
+    expected = literal_scores(make_data(), cohorts[:rounds], seed=0)
+    for name, score in found.items():
+      np.testing.assert_allclose(score[row], expected[name], atol=1e-10)
+  for wrong in ([], [0], [2, 1], [5]):
+    with pytest.raises(ValueError, match=r"^at (is|must)"):
+      scores_of(cohorts=cohorts, at=wrong)
+
+
 def test_shapley_values_sum_to_what_training_gained():
   # Round after round U(all) − U(∅) telescopes, however few permutations.
   sampled = valuation.GTGShapley(max_sweeps=1, eps_between=0, eps_within=0)

@@ -110,7 +110,7 @@ def write(
   if cleanse:
     records.write_cleanse(folder, _cleanse(draw, rounds, estimators[0]))
   if debug:
-    records.write_debug(folder, _debug(draw, ids, estimators))
+    records.write_debug(folder, _debug(draw, ids, estimators, at))
   return folder
 
 
@@ -382,17 +382,21 @@ def _cleanse(draw, rounds, estimator):
   )
 
 
-def _debug(draw, ids, estimators):
-  scores = ["fil_exact", *(f"fil_{e}" for e in estimators), "update norm"]
+def _debug(draw, ids, estimators, at):
+  scores = ["fil_exact", *(f"fil_{e}" for e in estimators), "update_norm"]
   return records.Debug(
     kind="flip_labels",
     bad=ids[: max(1, len(ids) // 10)],
     clients=len(ids),
+    validation_examples=1123,
+    test_examples=1124,
+    rounds=at,
     scores={
       score: records.Detection(
         precision_at_k=max(0.05, 0.95 - 0.13 * i),
         auroc=0.99 - 0.09 * i,
         values=draw.normal(size=len(ids)),
+        over_time=np.linspace(0.5, 0.99 - 0.09 * i, len(at)),
       )
       for i, score in enumerate(scores)
     },

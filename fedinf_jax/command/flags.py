@@ -157,7 +157,7 @@ COMMANDS = {
   ),
   "demo": Command(
     "[--out=runs/quickstart]",
-    "Makes data, trains, retrains without each of 200 clients: a first look",
+    "Makes 200 clients, trains, retrains without each: a first look",
     (
       Flag("out", "DIR", "where to; the same command resumes", _path,
            pathlib.Path("runs/quickstart")),

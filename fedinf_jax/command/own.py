@@ -112,7 +112,7 @@ def _parts(reading, test, seed):
   if owners is None:
     return reading.data, recipes.unowned(x, y)
   nobody = object()  # No client has such an id.
-  rows = {}
+  rows: dict[Any, list[int]] = {}
   for row, owner in enumerate(owners):
     rows.setdefault(nobody if owner is None else owner, []).append(row)
   clients = {

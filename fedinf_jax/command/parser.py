@@ -86,13 +86,12 @@ def _values(name, argv):
       parser.add_argument(f"--{flag.name}", action="store_true")
   for place in command.places:
     parser.add_argument(place, nargs="?")
-  values, left = parser.parse_known_args(argv)
+  parsed, left = parser.parse_known_args(argv)
   if left:
     raise ValueError(_unknown(name, left[0]))
-  values = vars(values)
+  values = vars(parsed)
   needed = [flag for flag in command.flags if flag.needed]
-  lacking = [f for f in needed if values[f.name] is None]
-  lacking = [f"--{f.name}={f.value}" for f in lacking]
+  lacking = [f"--{f.name}={f.value}" for f in needed if values[f.name] is None]
   lacking += [place for place in command.places if values[place] is None]
   if lacking:
     raise ValueError(f"{' and '.join(lacking)} must be given; see --help")

@@ -3,16 +3,20 @@
 from collections.abc import Callable
 from collections.abc import Sequence
 import pathlib
+import reprlib
 
 import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 
+from fedinf_jax import checks
 from fedinf_jax import memory
 from fedinf_jax.data import leaf
 from fedinf_jax.data import npz
 from fedinf_jax.data import rows as rows_
 
+# What Arrow raises for values that it cannot hold.
+_REFUSALS = pa.ArrowException, OverflowError, UnicodeError
 _SQUARE = {784: (28, 28, 1)}  # LEAF's FEMNIST writes images as rows
 
 
@@ -34,8 +38,8 @@ def of_npz(
   for name in wanted:
     if name not in there:
       raise ValueError(
-        f"{path}: array {name} is missing; there are {', '.join(there)}, there"
-        f" must be {', '.join(wanted)}"
+        f"{path}: array {name} is missing; there are {rows_.listed(there)};"
+        f" there must be {', '.join(wanted)}"
       )
   found = dict(zip(wanted, npz.load(path, wanted), strict=True))
   where = lambda name, row: f"{path}: {name}[{row}]"
@@ -71,9 +75,11 @@ def of_leaf(folder: pathlib.Path, paths: Sequence[pathlib.Path]) -> rows_.Rows:
     paths: the files, in it or in a subfolder.
   """
   x, y, names, starts = [], [], [], []
+  kind: type | None = None
   for user in leaf.users(paths, "user", counted=False):
     x.append(_numbers(user))
-    y.extend(user.y)
+    kind = kind or (str if isinstance(user.y[0], str) else float)
+    y += [_label(user, i, kind) for i in range(len(user.y))]
     if x[-1].shape[1:] != x[0].shape[1:]:
       raise ValueError(
         f"{user.where}: x has examples of shape {list(x[-1].shape[1:])}, those"
@@ -86,18 +92,12 @@ def of_leaf(folder: pathlib.Path, paths: Sequence[pathlib.Path]) -> rows_.Rows:
     user, i = starts[row]
     return f"{user}: {name}[{i}]"
 
-  try:
-    y = pa.chunked_array([pa.array(y)])
-  except pa.ArrowException as error:
-    raise ValueError(
-      f"{folder}: y must be all numbers or all text ({error})"
-    ) from error
   flat = np.concatenate(x)
   shape = _SQUARE.get(flat[0].size, flat.shape[1:])
   return rows_.Rows(
     folder.name,
     examples(str(folder), flat.reshape(len(flat), *shape), where),
-    y,
+    pa.chunked_array([pa.array(y if kind is str else np.array(y))]),
     pa.chunked_array([pa.array(names)]),
     "y",
     "users",
@@ -129,9 +129,7 @@ def examples(
     memory.require(f"{name}: x", 4 * x.size)
     x = x / jnp.result_type(float).type(255)
     x = x[..., None] if x.ndim == 3 else x
-  if x.dtype.kind == "b" or (x.dtype.kind == "f" and x.dtype.itemsize != 4):
-    with np.errstate(over="ignore"):  # An overflow is not finite.
-      x = x.astype(jnp.result_type(float))
+  x = checks.array(f"{name}: x", x)
   if x.dtype.kind == "f":
     good = np.isfinite(x).reshape(len(x), -1).all(1)
     if not good.all():
@@ -150,8 +148,11 @@ def _column(path, name, values):
     raise ValueError(
       f"{path}: {name} is {values.dtype}; it must hold numbers or text"
     )
-  values = values.astype(values.dtype.newbyteorder("="))
-  return pa.chunked_array([pa.array(values)])
+  try:
+    native = values.astype(values.dtype.newbyteorder("="))
+    return pa.chunked_array([pa.array(native)])
+  except _REFUSALS as error:
+    raise ValueError(f"{path}: {name} is no text ({error})") from error
 
 
 def _numbers(user):
@@ -164,6 +165,20 @@ def _numbers(user):
       f"{user.where}: x[{row}] must be a list of as many numbers as the others"
     ) from error
   return x.astype(jnp.result_type(float))
+
+
+def _label(user, i, kind):
+  """Returns a label that Arrow can hold."""
+  label = user.y[i]
+  number = isinstance(label, int | float) and abs(label) < 2**63
+  if not (isinstance(label, str) if kind is str else number):
+    raise ValueError(
+      f"{user.where}: y[{i}] is {reprlib.repr(label)}; labels must be all"
+      " numbers or all text"
+    )
+  if kind is str:
+    return checks.identifier(f"{user.where}: y[{i}]", label)
+  return int(label) if label == int(label) else label
 
 
 def _is_like(example, others):

@@ -38,7 +38,7 @@ def fit(rows: rows_.Rows) -> tuple[tuple[Column, ...], tuple[str, ...]]:
       columns.append(_fit(rows.x[name], name, rows.where))
   if not columns:
     raise ValueError(
-      f"{rows.name} has no column beside client and label; at least one must"
+      f"{rows.name}: has no column beside client and label; at least one must"
       " describe the examples"
     )
   return tuple(columns), tuple(left_out)
@@ -60,7 +60,7 @@ def apply(
   if missing:
     raise ValueError(
       f"{rows.name}: column {missing[0]} is missing; there are"
-      f" {', '.join(rows.x.column_names)}"
+      f" {rows_.listed(rows.x.column_names)}"
     )
   dtype = jnp.result_type(float)
   width = sum(column.width for column in columns)

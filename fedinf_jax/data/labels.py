@@ -70,7 +70,7 @@ def apply(
       row = rows_.first(pc.is_null(index))
       raise ValueError(
         f"{rows.where(rows.label, row)} is {_named(rows.y)[row].as_py()!r}; the"
-        f" classes are {', '.join(labels.classes[:20])}"
+        f" classes are {rows_.listed(labels.classes)}"
       )
     y = index.to_numpy().astype(np.int32)
   return y if order is None else y[order]
@@ -104,6 +104,8 @@ def _look_like_classes(distinct, num_rows):
   """Says whether whole numbers [C], sorted, stand for classes."""
   count = len(distinct)
   counted = distinct[0] in (0, 1) and distinct[-1] - distinct[0] + 1 == count
+  if counted and count <= 2:
+    return True
   return count <= (_MOST_COUNTED if counted else _FEW) and num_rows >= 2 * count
 
 

@@ -1,6 +1,7 @@
 """Examples as a file holds them: before anything is encoded."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import reprlib
 from typing import Any
 from typing import NamedTuple
@@ -9,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fedinf_jax import text as text_
+
 
 class Rows(NamedTuple):
   """N examples of several clients, and where each of them stands."""
@@ -16,7 +19,7 @@ class Rows(NamedTuple):
   name: str  # of the source, to begin a line with
   x: Any  # pa.Table, a column for each feature; or np.ndarray [N, ...]
   y: pa.ChunkedArray  # [N]
-  clients: pa.ChunkedArray | None  # [N] names; None: nobody's
+  clients: Any  # pa.ChunkedArray [N] of names; None: nobody's
   label: str  # what the file calls the labels
   client: str | None  # what the file calls the clients; None: it has no name
   by: str  # how the clients were told apart, in words
@@ -33,8 +36,17 @@ def owners(rows: Rows) -> tuple[tuple[str, ...], np.ndarray]:
   Returns:
     names; int32 [N], positions among them.
   """
-  filled(rows.clients, rows.client or "client", rows.where)
-  found = text(rows.clients).combine_chunks().dictionary_encode()
+  name, clients = rows.client or "client", rows.clients
+  assert clients is not None
+  filled(clients, name, rows.where)
+  try:
+    names = text(clients)
+  except pa.ArrowException as error:
+    raise ValueError(
+      f"{rows.where(name, 0)} is of type {clients.type}; a client's name"
+      " must be text or an integer"
+    ) from error
+  found = names.combine_chunks().dictionary_encode()
   return tuple(found.dictionary.to_pylist()), found.indices.to_numpy()
 
 
@@ -59,8 +71,10 @@ def first(found: pa.ChunkedArray) -> int:
   return pc.index(found, True).as_py()
 
 
-# What reads as a number; a decimal comma, such as 3,5, does not.
+# What reads as a number, and what would with a point in place of its comma.
 _NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
+_COMMA = r"^\s*[-+]?\d*,\d+\s*$"
+_SHOWN = 20  # names in a message
 _FEW = 20  # different texts of which none is alone are categories, not mistakes
 
 
@@ -69,13 +83,16 @@ def refuse_mixed(
 ):
   """Refuses a column of text that is mostly numbers: some cell spoiled it."""
   numbers = pc.match_substring_regex(column, _NUMBER)
-  share = pc.mean(numbers).as_py()
+  commas = pc.match_substring_regex(column, _COMMA)
+  if pc.mean(pc.or_(numbers, commas)).as_py() < 0.5:
+    return
   counts = pc.value_counts(column).field("counts")
   meant = len(counts) <= _FEW and pc.min(counts).as_py() > 1
-  if 0.5 <= share < 1 and not meant:
-    row = first(pc.invert(numbers))
+  wrong = pc.invert(numbers)
+  if pc.any(commas).as_py() or (pc.any(wrong).as_py() and not meant):
+    row = first(wrong)
     raise ValueError(
-      f"{where(name, row)} holds {shown(column[row])}; most of the column are"
+      f"{where(name, row)} holds {shown(column[row])}; the column is mostly"
       " numbers, so this must be one (with a decimal point), or all of it text"
     )
 
@@ -92,6 +109,12 @@ def parsed(
       " (with a decimal point)"
     )
   return pc.cast(pc.utf8_trim_whitespace(column), pa.float64())
+
+
+def listed(names: Sequence[str]) -> str:
+  """Returns names for a message, the first of many."""
+  more = ["…"] if len(names) > _SHOWN else []
+  return text_.printable(", ".join([*names[:_SHOWN], *more]))
 
 
 def shown(cell: pa.Scalar) -> str:

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
-import csv
 import pathlib
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from fedinf_jax import text
+from fedinf_jax.data import csv_file
 from fedinf_jax.data import files
 from fedinf_jax.data import rows as rows_
 
@@ -114,6 +114,7 @@ def of_frame(
   """
   try:
     table = pa.table(_columns(frame))
+    table.validate(full=True)
   except (TypeError, ValueError, pa.ArrowException) as error:
     raise ValueError(
       f"the table is a {type(frame).__name__}; it must have columns, as those"
@@ -140,7 +141,7 @@ def _rows(name, path, table, where, client, label, known):
     if client is None:
       raise ValueError(
         f"{path}: no column is called like a client (client, hospital, site,"
-        f" user, owner, writer); name one of {', '.join(table.column_names)}"
+        f" user, owner, writer); name one of {rows_.listed(table.column_names)}"
         " with client="
       )
   elif client is not None and client not in table.column_names:
@@ -192,7 +193,7 @@ def _guess(columns, names):
 def _missing(path, column, table):
   return ValueError(
     f"{path}: column {column} is missing; there are"
-    f" {', '.join(table.column_names)}"
+    f" {rows_.listed(table.column_names)}"
   )
 
 
@@ -228,15 +229,16 @@ def _open(
   if path.suffix.lower() in PARQUET:
     try:
       table = pq.read_table(path, partitioning=None)
+      table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
       raise ValueError(
         f"{path}: is no Parquet file ({_line(error)})"
       ) from error
     where = lambda column, row: f"{path}: column {column}, row {row + 1}"
   else:
-    table = _csv(path, choose)
+    table = csv_file.read(path, choose)
     where = lambda column, row: (
-      f"{path}: column {column}, row {_row_number(path, row)}"
+      f"{path}: column {column}, row {csv_file.row_number(path, row)}"
     )
   return _checked(str(path), table), where
 
@@ -255,116 +257,16 @@ def _checked(path, table):
   if not table.num_rows:
     raise ValueError(f"{path}: has no rows; at least one example is needed")
   table = table.drop_columns(unnamed)
+  broken = next((c for c in names if text.printable(c) != c), None)
+  if broken is not None:
+    raise ValueError(
+      f"{path}: column {broken!r} has a name that is not printable; give it"
+      " another"
+    )
   if "" in table.column_names:
     number = names.index("") + 1
     raise ValueError(f"{path}: column {number} has no name; give it one")
   return table
-
-
-def _csv(path, choose):
-  """Reads a CSV, by Arrow; the columns of clients stay text ("007")."""
-  header, delimiter = _header(path)
-  client = choose(header)
-  try:
-    table = pacsv.read_csv(
-      path,
-      parse_options=pacsv.ParseOptions(
-        delimiter=delimiter, newlines_in_values=True
-      ),
-      convert_options=pacsv.ConvertOptions(
-        strings_can_be_null=True,
-        column_types={} if client is None else {client: pa.string()},
-      ),
-    )
-    kinds = dict(zip(table.column_names, table.schema.types, strict=False))
-  except (pa.ArrowException, UnicodeError) as error:
-    _explain(path, delimiter)
-    raise ValueError(f"{path}: is no CSV ({_line(error)})") from error
-  if any(map(pa.types.is_binary, kinds.values())):
-    _explain(path, delimiter)
-  return table
-
-
-def _header(path):
-  """Returns a CSV's column names, and what stands between its cells."""
-  with open(path, "rb") as file:
-    start = file.read(4)
-  if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-    raise ValueError(f"{path}: is UTF-16; save it as CSV in UTF-8")
-  with _text(path) as file:
-    line = next((line for line in file if line.strip()), None)
-  if line is None:
-    raise ValueError(
-      f"{path}: is empty; it must have a line of column names, and one per"
-      " example"
-    )
-  delimiter = max(",;\t|", key=line.count)
-  return next(csv.reader([line], delimiter=delimiter)), delimiter
-
-
-def _text(path):
-  return open(path, encoding="utf-8-sig", errors="replace", newline="")
-
-
-def _explain(path, delimiter):
-  """Raises an error for the first row that is not UTF-8, or of another length.
-
-  Only once Arrow has refused the file: rows are read one by one here.
-  """
-  header, number = None, 0
-  with _text(path) as file:
-    reader = csv.reader(file, delimiter=delimiter)
-    while True:
-      number = reader.line_num + 1
-      try:
-        row = next(reader, None)
-      except csv.Error as error:
-        raise ValueError(f"{path}: row {number}: {error}") from error
-      if row is None:
-        return
-      if not row:
-        continue
-      header = header or row
-      for k, cell in enumerate(row):
-        if "\ufffd" in cell:
-          column = header[k] if k < len(header) else k + 1
-          raise ValueError(
-            f"{path}: column {column}, row {number} holds {cell!r}, which is"
-            " not UTF-8; save the file as CSV in UTF-8"
-          )
-      if len(row) != len(header):
-        raise ValueError(
-          f"{path}: row {number} has {len(row)} cells, the first row has"
-          f" {len(header)}; every row must have as many" + _lost(header, row)
-        )
-
-
-def _lost(header, row):
-  """Says which column the first missing cell is in."""
-  if len(row) < len(header):
-    return f" (column {header[len(row)]} is missing)"
-  return f" (there is more after column {header[-1]})"
-
-
-def _row_number(path, row):
-  """Returns the line of a row, as an editor counts: the header is 1."""
-  delimiter = _header(path)[1]
-  with _text(path) as file:
-    reader = csv.reader(file, delimiter=delimiter)
-    left = row + 1  # And the header.
-    while True:
-      number = reader.line_num + 1
-      try:
-        cells = next(reader, None)
-      except csv.Error:
-        return row + 2
-      if cells is None:
-        return row + 2
-      if not cells:
-        continue
-      if not left:
-        return number
-      left -= 1
 
 
 def _line(error):

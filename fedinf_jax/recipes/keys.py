@@ -77,8 +77,13 @@ KEYS = {
   "tracked": Whole(0),
   "cleanse_round": Whole(0),
 }
-# Not in config.json: explain, and adjoint_rounds without a pass backwards.
-OPTIONAL = {"adjoint_rounds": Whole(), "explain": Whole(-1)}
+# Not in config.json: explain, and adjoint_rounds without a pass backwards. Only
+# there, by experiments.debug: measured_on.
+OPTIONAL = {
+  "adjoint_rounds": Whole(),
+  "explain": Whole(-1),
+  "measured_on": Words(),
+}
 OWN = "own"  # the kind of data that the recipe itself brings
 _IMAGES = {"data.examples": Whole(), "data.test_examples": Whole()}
 # Not in config.json of a run without repeats of the exact replay.

@@ -7,6 +7,7 @@ import numpy as np
 from fedinf_jax import text
 from fedinf_jax import wording
 from fedinf_jax.report import numbers
+from fedinf_jax.report import remedies
 from fedinf_jax.report import verdict as verdicts
 from fedinf_jax.running import records
 from fedinf_jax.running import workdir
@@ -27,8 +28,8 @@ def advice(contents: workdir.Contents, found: verdicts.Verdict) -> list[str]:
     _more_rounds(contents, found),
     _test_set(contents, found),
     _kinks(contents),
-    cleansed(contents),
-    _debugged(contents),
+    remedies.cleansed(contents),
+    *remedies.debugged(contents),
   ]
   return [line for line in lines if line]
 
@@ -154,58 +155,4 @@ def _kinks(contents):
   return (
     f"Your network probably has kinks: {why}. Smooth activations (tanh, GELU)"
     " and average pooling make influence reproducible."
-  )
-
-
-def cleansed(contents: workdir.Contents) -> str | None:
-  """Says whether leaving harmful clients out has helped; None: not tried."""
-  if not contents.cleanse:
-    return None
-  curves = [c for c in contents.cleanse["curves"] if c["way"] == "held_out"]
-  last = lambda c: c["loss"][-1]
-  before = [last(c) for c in curves if c["end"] == "none"]
-  tried = [c for c in curves if c["end"] == "harmful" and c["score"] == "fil"]
-  if not before or not tried or None in map(last, tried):
-    return None
-  best = min(tried, key=last)
-  chance = [
-    last(c)
-    for c in curves
-    if c["end"] == "random" and c["fraction"] == best["fraction"]
-  ]
-  by_chance = f"; as many at random: {numbers.fixed(np.mean(chance), 4)}"
-  helped = last(best) < before[0]
-  return (
-    f"Cleansing {'helped' if helped else 'did not help'}: trained on without"
-    f" the {numbers.share(best['fraction'])} most harmful clients by"
-    f" {wording.titled(contents.cleanse['estimator'])}, the best of"
-    f" {wording.counted(len(tried), 'share')} tried, the test loss is"
-    f" {numbers.fixed(last(best), 4)}, with everybody"
-    f" {numbers.fixed(before[0], 4)}{by_chance if chance else ''}."
-  )
-
-
-def _score(name):
-  """Returns a score of debug.json in plain words."""
-  return wording.titled(name.removeprefix("fil_"))
-
-
-def _debugged(contents):
-  """Says which score finds bad clients best, and whether that has helped."""
-  if not contents.debug or not contents.debug["scores"]:
-    return None
-  scores, gain = contents.debug["scores"], contents.debug["gain"]
-  best = max(scores, key=lambda name: scores[name]["auroc"] or 0.0)
-  loss = [gain[who]["loss"] for who in ("nobody", best)]
-  if None in loss:
-    return None
-  helped = "helped" if loss[1] < loss[0] else "did not help"
-  count = len(contents.debug["bad"])
-  return (
-    f"Debugging {helped}: of {wording.counted(count, 'bad client')}"
-    f" ({contents.debug['kind']}) {_score(best)} finds"
-    f" {numbers.share(scores[best]['precision_at_k'])}, the best of"
-    f" {len(scores)} scores; trained again without those it names, the test"
-    f" loss is {numbers.fixed(loss[1], 4)}, with everybody"
-    f" {numbers.fixed(loss[0], 4)}."
   )

@@ -1,8 +1,8 @@
 """What is seen in a figure, in words, for those who do not see it."""
 
 from fedinf_jax import text
-from fedinf_jax.report import advice
 from fedinf_jax.report import numbers
+from fedinf_jax.report import remedies
 from fedinf_jax.report import tracked_figures
 from fedinf_jax.running import workdir
 
@@ -58,7 +58,7 @@ _WORDS = {
   "fig2_distance": _distance,
   "fig3_pearson": _agreement,
   "fig3_scatter": _agreement,
-  "fig4_cleanse": advice.cleansed,
-  "fig4_cleanse_rounds": advice.cleansed,
+  "fig4_cleanse": remedies.cleansed,
+  "fig4_cleanse_rounds": remedies.cleansed,
   "debug": _debug,
 }

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedinf_jax import text
 from fedinf_jax import wording
+from fedinf_jax.report import remedies
 from fedinf_jax.report import verdict as verdicts
 from fedinf_jax.running import workdir
 
@@ -43,6 +44,7 @@ def data(contents: workdir.Contents, found: verdicts.Verdict) -> dict:
       for name in names
     ],
     "curves": _curves(contents),
+    "debug": _debug(contents),
     "drawn": portraits.get("drawn"),
     "layers": portraits.get("layers"),
     "labels": _labels(portraits.get("labels")),
@@ -118,6 +120,25 @@ def _curves(contents):
       if contents.has_exact
     },
     "ceiling": [_number(r["ceiling"]) for r in repeated if r],
+  }
+
+
+def _debug(contents):
+  """Returns how well each score finds bad clients over the rounds, or None."""
+  if not contents.debug:
+    return None
+  scores = contents.debug["scores"]
+  return {
+    "rounds": contents.debug["rounds"],
+    "scores": [
+      {
+        "name": name,
+        "words": remedies.titled(name),
+        "colour": i - 1 if remedies.EXACT in scores else i,
+        "auroc": _numbers(score["over_time"]),
+      }
+      for i, (name, score) in enumerate(scores.items())
+    ],
   }
 
 

@@ -5,7 +5,6 @@ import json
 import pathlib
 import string
 
-from fedinf_jax import text
 from fedinf_jax import wording
 from fedinf_jax.report import advice
 from fedinf_jax.report import alternatives
@@ -14,6 +13,7 @@ from fedinf_jax.report import drawing
 from fedinf_jax.report import embedding
 from fedinf_jax.report import figures
 from fedinf_jax.report import numbers
+from fedinf_jax.report import sections
 from fedinf_jax.report import sentences
 from fedinf_jax.report import tables
 from fedinf_jax.report import verdict as verdicts
@@ -81,15 +81,16 @@ def page(
     "title": tables.escaped(f"Client influence: {contents.summary['name']}"),
     "run": _run(contents, found.noun),
     "banner": _banner(contents),
-    "headline": _paragraphs(said.headline, "lead")
-    + _paragraphs(said.account, "account")
-    + _paragraphs(contents.summary.get("notes") or [], "note"),
+    "headline": tables.paragraphs(said.headline, "lead")
+    + tables.paragraphs(said.account, "account")
+    + tables.paragraphs(contents.summary.get("notes") or [], "note"),
     "trust": _trust(contents, found, said),
     "next": _next(contents, found, said),
     "estimators": tables.estimators(contents),
     "columns": _columns(contents, found),
-    "figures": _figures(contents, images, "fig") + _cleansed(contents),
-    "debug": _debugged(contents, images),
+    "figures": _figures(contents, images, "fig"),
+    "cleansed": sections.cleansed(contents),
+    "debug": sections.debugged(contents, _figures(contents, images, "debug")),
     "missing": _missing(contents),
     # "<" could end the script element.
     "data": data.replace("<", "\\u003c"),
@@ -97,12 +98,6 @@ def page(
   }
   template = PARTS.with_suffix(".html").read_text("utf-8")
   return string.Template(template).substitute(parts)
-
-
-def _paragraphs(lines, kind):
-  return "".join(
-    f'<p class="{kind}">{tables.escaped(line)}</p>\n' for line in lines
-  )
 
 
 def _run(contents, noun):
@@ -145,7 +140,7 @@ def _trust(contents, found, said):
       f'<li><span class="grade {key}" aria-hidden="true">{MARKS[key]}</span>'
       f" {tables.escaped(line)}</li>"
     )
-  truth = _paragraphs(said.truth, "truth")
+  truth = tables.paragraphs(said.truth, "truth")
   return f'<ul class="trust">{items}</ul>\n{truth}{_scale(found, bool(truth))}'
 
 
@@ -223,34 +218,6 @@ def _figure(name, image, words):
     f"</a><figcaption>{caption} Files:"
     f' <a href="figures/{name}.png">PNG</a>,'
     f' <a href="figures/{name}.svg">SVG</a>.</figcaption></figure></section>'
-  )
-
-
-def _cleansed(contents):
-  if not contents.cleanse:
-    return ""
-  c = contents.cleanse
-  return (
-    f'<p class="note">Fig. 4: clients removed at round {c["round"]:,}, by the'
-    f" influence of {tables.code(c['estimator'])}. Held out: chosen on"
-    f" {c['validation_examples']:,} examples, measured on"
-    f" {c['test_examples']:,} others.</p>"
-  )
-
-
-def _debugged(contents, images):
-  """Says who was made bad, and what the model gains without them."""
-  if not contents.debug:
-    return ""
-  ids = [text.escaped(name) for name in contents.debug["bad"]]
-  return (
-    '<section id="debug"><h2>Bad clients</h2>'
-    f"{_figures(contents, images, 'debug')}"
-    f"<p>{len(ids):,} clients were made bad"
-    f" ({tables.escaped(contents.debug['kind'])}):"
-    f" {', '.join(map(tables.escaped, ids))}. Trained again without as many"
-    " clients, those that a score calls the worst:</p>"
-    f'<div class="scroll">{tables.gain(contents.debug["gain"])}</div></section>'
   )
 
 

@@ -212,3 +212,28 @@ document.querySelectorAll(".copy").forEach((button) => {
   button.onclick = () =>
     copy(button.previousElementSibling.textContent, button);
 });
+
+// Tables: the order of ids, and CSV.
+const collator = new Intl.Collator("en", {numeric: true});
+
+function csvCell(value) {
+  if (value === null || value === undefined) return "";
+  let text = String(value);
+  // A spreadsheet takes a cell that begins with one of these for a formula.
+  if (typeof value === "string" && /^[=+\-@']/.test(text)) text = "'" + text;
+  return /[",\n\r]/.test(text) ? '"' + text.replace(/"/g, '""') + '"' : text;
+}
+
+function csvOf(heads, columns) {
+  const lines = data.ids.map((id, k) => columns.map((c) => csvCell(c[k])));
+  return [heads.map(csvCell)].concat(lines).map((l) => l.join(",") + "\n")
+    .join("");
+}
+
+function download(text, name) {
+  const url = URL.createObjectURL(new Blob([text], {type: "text/csv"}));
+  const link = add(document.body, "a", {href: url, download: name});
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}

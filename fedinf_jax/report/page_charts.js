@@ -280,6 +280,16 @@ function overview() {
           digits(s.values[s.values.length - 1], 3)).join(", "),
     });
   }
+  if (data.debug) {
+    const list = data.debug.scores.map((s) => ({label: s.words, score: s,
+                                                values: s.auroc}));
+    curves($("detection"), data.debug.rounds, list, {
+      limits: (low) => [Math.min(0.5, low), 1],
+      title: "AUROC of each score over the rounds; at the last: " +
+        list.map((s) => s.label + " " +
+          digits(s.values[s.values.length - 1], 3)).join(", "),
+    });
+  }
   const scattered = scores.length > 1;
   $("scatter").closest("figure").hidden = !scattered;
   if (scattered) scatter();

@@ -2,7 +2,6 @@
 const FIRST_ROWS = 200;
 const view = {sort: "-value", by: String(data.by), measure: "loss",
               find: "", drawn: false, all: false};
-const collator = new Intl.Collator("en", {numeric: true});
 // key, title, value of client k, whether it is about the loss only.
 const COLUMNS = [
   ["client", "client", (k) => data.ids[k]],
@@ -141,14 +140,6 @@ function recall(parts) {
   $("clients").scrollIntoView();
 }
 
-function csvCell(value) {
-  if (value === null || value === undefined) return "";
-  let text = String(value);
-  // A spreadsheet takes a cell that begins with one of these for a formula.
-  if (typeof value === "string" && /^[=+\-@']/.test(text)) text = "'" + text;
-  return /[",\n\r]/.test(text) ? '"' + text.replace(/"/g, '""') + '"' : text;
-}
-
 function csvText() {
   const heads = ["client_id", "num_examples", "times_selected"];
   const columns = [data.ids, data.examples, data.times];
@@ -160,19 +151,10 @@ function csvText() {
       columns.push(values[i][name]);
     });
   });
-  const lines = data.ids.map((id, k) => columns.map((c) => csvCell(c[k])));
-  return [heads.map(csvCell)].concat(lines).map((l) => l.join(",") + "\n")
-    .join("");
+  return csvOf(heads, columns);
 }
 
-$("csv").onclick = () => {
-  const url = URL.createObjectURL(new Blob([csvText()], {type: "text/csv"}));
-  const link = add(document.body, "a", {href: url,
-                                        download: "client_influence.csv"});
-  link.click();
-  link.remove();
-  setTimeout(() => URL.revokeObjectURL(url), 1000);
-};
+$("csv").onclick = () => download(csvText(), "client_influence.csv");
 
 $("find").oninput = () => changed("find", $("find").value);
 $("drawn").onchange = () => changed("drawn", $("drawn").checked);

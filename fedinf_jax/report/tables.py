@@ -2,9 +2,13 @@
 
 from collections.abc import Callable
 import html
+from typing import Any
+
+import numpy as np
 
 from fedinf_jax import wording
 from fedinf_jax.report import numbers
+from fedinf_jax.report import remedies
 from fedinf_jax.running import workdir
 
 
@@ -16,6 +20,16 @@ def escaped(value) -> str:
 def code(name) -> str:
   """Returns the name of an estimator, as code."""
   return f"<code>{escaped(name)}</code>"
+
+
+def paragraphs(lines, kind: str) -> str:
+  """Returns a paragraph per line of text.
+
+  Args:
+    lines: text, not HTML.
+    kind: the class of each.
+  """
+  return "".join(f'<p class="{kind}">{escaped(line)}</p>\n' for line in lines)
 
 
 def table(heads, rows) -> str:
@@ -79,15 +93,66 @@ def layers(contents: workdir.Contents) -> str:
   return table([*heads, "largest growth"], rows)
 
 
-def gain(gains: dict[str, dict[str, float]]) -> str:
-  """Tabulates what the model gains without bad clients, of debug.json."""
-  rows = [
-    f'<th scope="row">{escaped(who)}</th>'
-    f"<td>{numbers.fixed(then['loss'], 4)}</td>"
-    f"<td>{numbers.fixed(then['accuracy'], 4)}</td>"
-    for who, then in gains.items()
+def debug(found: dict[str, Any]) -> str:
+  """Tabulates which score finds bad clients, and what is gained by it.
+
+  Args:
+    found: what debug.json holds.
+  """
+  scores = found["scores"]
+  best = max((s["auroc"] or 0.0 for s in scores.values()), default=0.0)
+  rows = []
+  for who, then in found["gain"].items():
+    score = scores.get(who, {"precision_at_k": None, "auroc": None})
+    auroc = numbers.fixed(score["auroc"], 2)
+    if score["auroc"] == best:
+      auroc = f"<b>{auroc}</b>"
+    title = remedies.titled(who) if who in scores else f"({who})"
+    rows.append(
+      f'<th scope="row">{escaped(title)}</th><td>{auroc}</td>'
+      f"<td>{numbers.share(score['precision_at_k'])}</td>"
+      f"<td>{numbers.fixed(then['loss'], 4)}</td>"
+      f"<td>{numbers.fixed(then['accuracy'], 4)}</td>"
+    )
+  heads = ("removed, by", "AUROC", "found", "test loss without", "accuracy")
+  return table(heads, rows)
+
+
+ENDS = {
+  "harmful": "most harmful",
+  "random": "random",
+  "helpful": "most helpful",
+}
+
+
+def cleansed(found: dict[str, Any]) -> str:
+  """Tabulates what becomes of the model without a share of the clients.
+
+  Args:
+    found: what cleanse.json holds.
+  """
+  curves = [c for c in found["curves"] if c["way"] == "held_out"]
+  curves = [c for c in curves if c["score"] in ("fil", "random", "none")]
+  rows = []
+  for share in sorted({c["fraction"] for c in curves}):
+    row = f'<th scope="row">{numbers.share(share)}</th>'
+    for field in ("loss", "accuracy"):
+      for end in ENDS:
+        ends = (end, "none")  # Nobody is removed at either end.
+        last = [
+          c[field][-1]
+          for c in curves
+          if c["fraction"] == share and c["end"] in ends
+        ]
+        mean = np.mean(last) if last and None not in last else None
+        row += f"<td>{numbers.fixed(mean, 4)}</td>"
+    rows.append(row)
+  heads = [
+    f"{what}, {words}"
+    for what in ("test loss", "accuracy")
+    for words in ENDS.values()
   ]
-  return table(["removed", "test loss", "accuracy"], rows)
+  return table(["clients removed", *heads], rows)
 
 
 def pairs(tree: dict) -> str:

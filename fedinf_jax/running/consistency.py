@@ -54,6 +54,10 @@ def _wrongs(found):
     debug = found[records.DEBUG]
     wanted = ("nobody", "the bad ones", *debug["scores"])
     yield records.DEBUG, _lacks(debug["gain"], wanted)
+    yield records.DEBUG, _rounds(debug["rounds"], rounds)
+    for score in debug["scores"].values():
+      if len(score["over_time"]) != len(rounds):
+        yield records.DEBUG, f"has not {len(rounds)} rounds of every score"
 
 
 def _expected(found):

@@ -108,8 +108,20 @@ def _summary(task, folder, trained, table, trust):
       for name in task.descriptions
     },
     git_revision=workdir.git_revision(),
+    notes=_notes(task),
     reliability=_repeated(task, metrics, found),
   )
+
+
+def _notes(task):
+  """Returns what a reader of the numbers must know; None: nothing."""
+  if task.recipe.get("measured_on") != tasks.VALIDATION:
+    return None
+  return [
+    f"Clients of this run were made bad on purpose ({len(task.bad)} of them)."
+    " Influence, loss and accuracy are measured on the validation half of the"
+    " held-out examples; what comes of leaving clients out, on the other half."
+  ]
 
 
 def _repeated(task, metrics, found):

@@ -32,12 +32,14 @@ SCREENING = "screening.json"
 SCREENS = "screening"  # a folder, there until SCREENING is whole
 CHECKPOINTS = "checkpoints"  # a folder, see `checkpoint`
 REPORT = "report.html"
+COMPARISON = "comparison.html"  # of this run with another
+COMPARISON_CSV = "comparison.csv"
 LOCK = ".lock"  # there while a process owns the workdir, see `lock`
 COMMAND = "fedinf run"  # stands in config.json of what this wrote
 LOGS = (METRICS, HISTORY, LAYERS)  # cut back when a run is resumed
 FILES = (
   *LOGS, CONFIG, SCREENING, REPEATS, INFLUENCE, CLIENTS, SUMMARY, TIMING,
-  CLEANSE, DEBUG, REPORT,
+  CLEANSE, DEBUG, REPORT, COMPARISON, COMPARISON_CSV,
 )  # fmt: skip
 
 
@@ -282,6 +284,7 @@ class Detection(NamedTuple):
   precision_at_k: float
   auroc: float
   values: np.ndarray  # [K]
+  over_time: np.ndarray  # [E] AUROC, NaN where the score is not known
 
 
 class Gain(NamedTuple):
@@ -297,6 +300,9 @@ class Debug(NamedTuple):
   kind: str  # of the bad clients
   bad: list[str]
   clients: int
+  validation_examples: int  # that clients are scored on
+  test_examples: int  # that gains are measured on
+  rounds: list[int]  # [E], the evaluated ones
   scores: dict[str, Detection]
   gain: dict[str, Gain]  # by who was left out; "nobody", "the bad ones" first
 

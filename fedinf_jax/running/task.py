@@ -28,6 +28,7 @@ from fedinf_jax.valuation import reliability
 from fedinf_jax.valuation import trust as trusts
 
 _NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+VALIDATION = "validation"  # what a recipe says under measured_on
 
 
 class Backwards(NamedTuple):
@@ -87,6 +88,18 @@ def halves(task: Task) -> Halves:
   order = np.random.default_rng([task.seed, 4]).permutation(len(task.x))
   middle = len(order) // 2
   return Halves(np.sort(order[:middle]), np.sort(order[middle:]))
+
+
+def on_validation(task: Task) -> Task:
+  """Measures influence on the validation half; the test half is not seen."""
+  rows = halves(task).validation
+  owners = None if task.owners is None else owners_.take(task.owners, rows)
+  return task._replace(
+    x=task.x[rows],
+    y=task.y[rows],
+    owners=owners,
+    recipe={**task.recipe, "measured_on": VALIDATION},
+  )
 
 
 def simulator(task: Task) -> simulation.Simulator:
@@ -186,6 +199,8 @@ def describe(task: Task) -> str:
   """Says what is about to run, in words."""
   train, fed = task.train, task.fed
   parts = [f"{len(a):,} {name}" for name, a in halves(task)._asdict().items()]
+  if task.recipe.get("measured_on") == VALIDATION:
+    parts = [f"{len(task.x):,} validation, as many for the test"]
   if task.server_data is not None:
     parts.insert(0, f"{len(task.server_data.x):,} curvature (the server's)")
   return (

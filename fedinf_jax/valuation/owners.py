@@ -34,6 +34,17 @@ def nobody(num_examples: int) -> Owners:
   return Owners(alone, np.ones_like(alone), np.full_like(alone, -1))
 
 
+def take(owners: Owners, rows: np.ndarray) -> Owners:
+  """Returns the owners of some of the examples.
+
+  Args:
+    owners: of all examples.
+    rows: int, which of them.
+  """
+  kept, group = np.unique(owners.group[rows], return_inverse=True)
+  return Owners(group, np.bincount(group), owners.client[kept])
+
+
 def read(owners: Any, num_examples: int, ids: Sequence[Any]) -> Owners:
   """Reads who owns the test examples.
 

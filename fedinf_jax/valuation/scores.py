@@ -59,6 +59,7 @@ def baselines(
   params: types.Params | None = None,
   seed: int = 0,
   shapley: shapleys.GTGShapley | None = DEFAULT_SHAPLEY,
+  at: Any = None,
 ) -> dict[str, np.ndarray]:
   """Scores every client by what its updates look like; higher is more helpful.
 
@@ -93,9 +94,10 @@ def baselines(
     params: w_0; None: drawn from the seed.
     seed: of every draw. The training is that of `simulate` with this seed.
     shapley: settings of GTG-Shapley, by far the dearest; None leaves it out.
+    at: rounds, in order, after which scores are wanted; None: after the last.
 
   Returns:
-    name -> float64 [K].
+    name -> float64 [K]; with `at`, of E rounds, [E, K].
 
   Raises:
     ValueError: naming the argument, client or round at fault.
@@ -117,10 +119,12 @@ def baselines(
   validation = _validation(model, x, y, fed.cohort_size)
   if shapley is not None:
     shapleys.require_memory(shapley, fed.cohort_size)
+  wanted = [len(cohorts)] if at is None else _wanted(at, len(cohorts))
   happened = rounds(model, data, fed, cohorts=cohorts, params=params, seed=seed)
   totals = {name: np.zeros(data.num_clients) for name in SCORES}
   if shapley is None:
     del totals["gtg_shapley"]
+  kept: dict[str, list] = {name: [] for name in totals}
   for t, round_ in enumerate(happened, 1):
     shares = _shares(round_.counts, np.ones((1, fed.cohort_size), bool))[0]
     scores = dict(
@@ -134,7 +138,9 @@ def baselines(
       )
     for name, total in totals.items():
       total[round_.participants] += np.asarray(scores[name], np.float64)
-  return totals
+      if t in wanted:
+        kept[name].append(total.copy())
+  return {n: np.stack(a) if at is not None else a[0] for n, a in kept.items()}
 
 
 def rounds(
@@ -303,6 +309,16 @@ def _validation(model, x, y, num_models):
   weight = np.full(len(x), 1 / len(x))
   return Validation(blocks(x, "edge"), blocks(y, "edge"),
                     blocks(weight, "constant"))  # fmt: skip
+
+
+def _wanted(at, last):
+  """Returns the rounds after which scores are wanted, checked."""
+  wanted = [checks.positive_integer("at", t) for t in np.ravel(at).tolist()]
+  if not wanted or wanted != sorted(set(wanted)) or wanted[-1] > last:
+    raise ValueError(
+      f"at is {wanted}; it must be rounds from 1 to {last}, in order"
+    )
+  return wanted
 
 
 def _require_finite(values, t):
