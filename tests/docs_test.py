@@ -1,5 +1,6 @@
 """The documents: their Python runs, and what they name exists."""
 
+import ast
 import functools
 import importlib.util
 import json
@@ -13,6 +14,8 @@ import sys
 import pytest
 
 import fedinf_jax as fi
+from fedinf_jax.command import flags
+from fedinf_jax.command import main
 from fedinf_jax.command import parser
 from fedinf_jax.recipes import estimators
 from tests import binaries
@@ -49,6 +52,8 @@ def has_key(recipe, key):
 
 # What a page must have printed, in words that do not depend on rounding.
 PRINTED = {
+  "command": [],
+  "experiments": [],
   "README": ["hurts most: hospital 0\n"],
   "guide": [
     "ours hospital 0 -",
@@ -69,6 +74,7 @@ PRINTED = {
     "12 clients by column hospital",
     "hurts the others most: hospital 0\n",
   ],
+  "choose": ["relu: local training is plain", "lowrank_step: client_opt"],
   "data": [
     "left: 8\n",
     "held out: (",
@@ -99,6 +105,49 @@ def test_python_blocks_run(page, capsys, enable_x32, tmp_path, monkeypatch):
   printed = capsys.readouterr().out
   for words in PRINTED[name_of(page)]:
     assert words in printed
+
+
+@pytest.mark.slow
+def test_the_command_s_example_finds_its_hospital(
+  capsys, enable_x32, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  page = ROOT / "docs/command.md"
+  for block in blocks(page):
+    exec(compile(block, page.name, "exec"), {})
+  lines = command_lines(page, "fedinf ")
+  assert [line[0] for line in lines] == ["plan", "run", "report"]
+  for line in lines:
+    assert main.main(line) == 0
+  printed = capsys.readouterr().out
+  assert "But client h6 helps its own test examples only" in printed
+  assert printed.endswith("runs/hospitals/report.html\n")
+
+
+def test_the_command_s_page_has_every_flag():
+  text = (ROOT / "docs/command.md").read_text()
+  for name, command in flags.COMMANDS.items():
+    assert f"fedinf {name}" in text
+    for flag in command.flags:
+      assert re.search(rf"--{flag.name}\b", text), flag.name
+
+
+@pytest.mark.slow
+def test_a_recipe_brings_its_own_problem(tmp_path):
+  (block,) = blocks(ROOT / "docs/experiments.md")
+  (tmp_path / "hospitals.py").write_text(block)
+  done = binaries.start(
+    "run",
+    f"--config={tmp_path}/hospitals.py",
+    f"--workdir={tmp_path}/run",
+    "--config.data.hospitals=9",
+    "--config.fed.rounds=6",
+  )
+  assert done.returncode == 0, done.stderr
+  assert "hospitals: 9 clients, 288 training examples" in done.stdout
+  done = binaries.start("cleanse", f"--workdir={tmp_path}/run")
+  assert done.returncode == 2 and "get_problem(config), can" in done.stderr
+  assert done.stderr.count("\n") == 1
 
 
 def test_first_examples_are_short():
@@ -163,6 +212,32 @@ def test_commands_of_shell_blocks_parse():
 def test_lines_of_fedinf_parse(page):
   for line in command_lines(page, r"(?m:^|/)fedinf (?!\S*/)"):
     parser.parse(line)
+
+
+def test_the_strategy_is_called_as_it_is():
+  """Its page cannot run here: flwr needs an environment of its own."""
+  page = (ROOT / "docs/federation.md").read_text()
+  (block,) = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
+  source = (ROOT / "fedinf_jax/flower/strategy.py").read_text()
+  (made,) = (
+    node
+    for node in ast.walk(ast.parse(source))
+    if isinstance(node, ast.ClassDef) and node.name == "InfluenceStrategy"
+  )
+  functions = {f.name: f for f in made.body if isinstance(f, ast.FunctionDef)}
+  arguments = functions["__init__"].args
+  first, *others = [n for n in ast.walk(ast.parse(block)) if _is_call(n)]
+  assert ast.unparse(first.func) == "flower.InfluenceStrategy"
+  assert len(first.args) == len(arguments.args) - 1  # Without self.
+  given = {keyword.arg for keyword in first.keywords}
+  assert given <= {a.arg for a in arguments.kwonlyargs}
+  for call in others:
+    if ast.unparse(call.func).startswith("strategy."):
+      assert call.func.attr in functions or call.func.attr == "start"
+
+
+def _is_call(node):
+  return isinstance(node, ast.Call)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import io
 import json
 import zipfile
 
+from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +22,7 @@ from fedinf_jax.data import corrupt
 from fedinf_jax.data import femnist
 from fedinf_jax.data import partition
 from tests import cases
+from tests import hostile
 
 NUM_FILES = 2000  # of each kind
 SECONDS = 20  # that one try may take
@@ -53,12 +55,6 @@ def report(failures):
 
 # Files.
 
-HOSTILE_JSON = (
-  None, True, -1, 62, 0.5, 10**400, float("nan"), float("inf"), "", "w",
-  "\ud800", [], {}, [None], [[]], {"x": []}, [0.5] * 784, [2] * 784,
-  2**31, 2**63, 2**64, -(10**400), json.loads("[" * 200 + "]" * 200),
-)  # fmt: skip
-
 
 def leaf_file(draw):
   """Returns the bytes of a LEAF file with something wrong in it."""
@@ -69,85 +65,7 @@ def leaf_file(draw):
     "num_samples": [1, 1],
     "user_data": {"v": one(), "w": one()},
   }
-  if draw.integers(2):
-    return mangled(json.dumps(content).encode(), draw)
-  for _ in range(draw.integers(1, 3)):
-    place = content
-    while True:
-      keys = list(place) if isinstance(place, dict) else range(len(place))
-      if not keys:
-        break
-      key = keys[draw.integers(len(keys))]
-      deeper = isinstance(place[key], dict | list) and place[key]
-      if deeper and draw.integers(3):
-        place = place[key]
-        continue
-      if draw.integers(4) == 0:
-        del place[key]
-      else:
-        place[key] = HOSTILE_JSON[draw.integers(len(HOSTILE_JSON))]
-      break
-  return json.dumps(content).encode()
-
-
-def mangled(content, draw):
-  """Flips, cuts, drops, repeats or inserts bytes."""
-  content = bytearray(content)
-  for _ in range(draw.integers(1, 4)):
-    at, way = int(draw.integers(len(content) + 1)), draw.integers(5)
-    length = int(draw.integers(1, 40))
-    if way == 0:
-      for i in draw.integers(0, max(len(content), 1), 8):
-        content[i : i + 1] = bytes([draw.integers(256)])
-    elif way == 1:
-      del content[at:]
-    elif way == 2:
-      del content[at : at + length]
-    elif way == 3:
-      content[at:at] = content[at : at + length]
-    else:
-      content[at:at] = draw.bytes(length)
-  return bytes(content)
-
-
-HOSTILE_ARRAYS = (
-  lambda a, draw: a.astype(np.float32),
-  lambda a, draw: a.astype(bool),
-  lambda a, draw: a.astype(object),
-  lambda a, draw: a.astype(np.int64) - 5,
-  lambda a, draw: a.astype(np.int64) + 2**32,
-  lambda a, draw: a.astype(np.uint64) + 2**63,
-  lambda a, draw: a.astype("S"),
-  lambda a, draw: a.astype("U"),
-  lambda a, draw: a.astype(complex),
-  lambda a, draw: a.view("V1") if a.dtype.itemsize == 1 else a[None],
-  lambda a, draw: a[:0],
-  lambda a, draw: a[: draw.integers(len(a))],
-  lambda a, draw: a[..., None],
-  lambda a, draw: a.ravel()[0],
-  lambda a, draw: np.repeat(a, 2, axis=0),
-  lambda a, draw: np.full(a.shape, np.nan),
-  lambda a, draw: np.array("2020-01-01", "M8[D]"),
-  lambda a, draw: np.array(["\ud800"] * len(a)),
-)
-HEADERS = (
-  "{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000000, 784), }",
-  "{'descr': '|u1', 'fortran_order': False, 'shape': (-3, 784), }",
-  "{'descr': '|u1', 'fortran_order': True, 'shape': (784, 3), }",
-  "{'descr': '|O', 'fortran_order': False, 'shape': (3, 784), }",
-  "{'descr': '<M8[s]', 'fortran_order': False, 'shape': (294,), }",
-  "{'descr': [('a', '|u1', (784,))], 'fortran_order': False, 'shape': (3,), }",
-  "{'descr': '<U999999999', 'fortran_order': False, 'shape': (3,), }",
-  "{'descr': 'zzz', 'fortran_order': False, 'shape': (3,), }",
-  "{'descr': '|u1', 'fortran_order': 7, 'shape': [3, 784], }",
-  "{'descr': '|u1', 'fortran_order': False, 'shape': (3.5, 784), }",
-  "{'descr': '|u1', 'fortran_order': False, 'shape': (True, 784), }",
-  "{'descr': '|u1', 'fortran_order': False, 'shape': (3, 784), 'more': 1, }",
-  "{'descr': '|u1'}",
-  "__import__('os')",
-  "(" * 3000,
-  "\0",
-)
+  return hostile.spoiled_json(content, draw)
 
 
 def npz_file(draw):
@@ -162,16 +80,16 @@ def npz_file(draw):
   names = list(arrays)
   name = names[draw.integers(4)]
   if way == 0:  # A field dropped or of another type.
-    change = int(draw.integers(len(HOSTILE_ARRAYS) + 1))
-    if change == len(HOSTILE_ARRAYS):
+    change = int(draw.integers(len(hostile.ARRAYS) + 1))
+    if change == len(hostile.ARRAYS):
       del arrays[name]
     else:
       with contextlib.suppress(ValueError):  # Names are no numbers.
-        arrays[name] = HOSTILE_ARRAYS[change](arrays[name], draw)
+        arrays[name] = hostile.ARRAYS[change](arrays[name], draw)
   file = io.BytesIO()
   (np.savez, np.savez_compressed)[draw.integers(2)](file, **arrays)
   if way == 1:
-    return mangled(file.getvalue(), draw)
+    return hostile.mangled(file.getvalue(), draw)
   if way == 0:
     return file.getvalue()
   made = io.BytesIO()
@@ -179,18 +97,13 @@ def npz_file(draw):
     for entry in good.namelist():
       content = good.read(entry)
       if entry == f"{name}.npy":
-        content = forged(content, draw) if way == 2 else mangled(content, draw)
+        content = (
+          hostile.forged(content, draw)
+          if way == 2
+          else hostile.mangled(content, draw)
+        )
       bad.writestr(entry, content)
   return made.getvalue()
-
-
-def forged(content, draw):
-  """Gives an .npy another header."""
-  length = int.from_bytes(content[8:10], "little")
-  header = HEADERS[draw.integers(len(HEADERS))].encode() + b"\n"
-  version = bytes([draw.choice([1, 1, 1, 2, 3, 9]), 0])
-  size = len(header).to_bytes(2 if version[0] == 1 else 4, "little")
-  return content[:6] + version + size + header + content[10 + length :]
 
 
 def attempt_file(kind, path, content):
@@ -487,6 +400,37 @@ def targets():
       lambda **kw: fi.models.cnn(**kw).param_shapes(),
       {"num_classes": 3, "widths": (2, 2), "dense": 3, "activation": None,
        "pool": "max"},
+    ),
+    "mlp": (
+      lambda **kw: fi.models.mlp(**kw).param_shapes(),
+      {"num_features": 4, "num_classes": 3, "hidden": (5,),
+       "activation": "tanh"},
+    ),
+    "from_nnx": (
+      lambda **kw: fi.simulate(fi.models.from_nnx(**kw), data, fed),
+      {"make": lambda rngs: nnx.Linear(4, 3, rngs=rngs),
+       "loss": fi.models.cross_entropy, "sample": None},
+    ),
+    "default_estimator": (
+      fi.default_estimator,
+      {"fed": fed, "model": model, "server_data": (x, y)},
+    ),
+    "read": (
+      fi.data.read,
+      {"path": {"client": ["a", "b"], "v": [1, 2], "label": [0, 1]},
+       "client": "client", "label": "label", "task": "auto"},
+    ),
+    "encode": (
+      fi.data.read({"client": list("ab"), "v": [1, 2], "y": [0, 1]}).encode,
+      {"path": {"v": [1, 2], "y": [0, 1]}},
+    ),
+    "from_arrays": (
+      fi.FederatedData.from_arrays,
+      {"x": x, "y": y, "client": np.arange(len(y)) % 3, "num_classes": 3},
+    ),
+    "from_dict": (
+      fi.FederatedData.from_dict,
+      {"clients": {"a": (x, y)}, "num_classes": 3},
     ),
     "from_flax": (
       lambda **kw: fi.simulate(fi.models.from_flax(**kw), data, fed),

@@ -36,7 +36,7 @@ FLOORS = [
 ]
 WITHIN = {
   "data": [
-    {"files", "packing"},
+    {"csv_file", "files", "packing"},
     {"archive", "federated", "leaf", "npz", "rows"},
     {
       "columns",

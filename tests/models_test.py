@@ -4,6 +4,7 @@ from flax import linen as nn
 from flax import nnx
 import jax
 from jax import lax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -231,3 +232,21 @@ def test_an_nnx_module_is_a_model():
     fi.models.from_nnx(norm, cross_entropy)
   with pytest.raises(ValueError, match=r"make is Network; .* nnx\.Rngs"):
     fi.models.from_nnx(module, cross_entropy)
+
+
+def test_drawn_targets_have_the_curvature_of_the_squared_error():
+  """E[g gᵀ] over drawn targets is the Hessian: Fisher information is right."""
+  model = fi.models.mlp(3, None, hidden=())
+  x = np.random.default_rng(0).normal(size=(1, 3))
+  params = {"dense1": {"kernel": np.ones((3, 1)), "bias": np.zeros(1)}}
+  flat, unravel = jax.flatten_util.ravel_pytree(params)
+  loss = lambda w, y: model.loss(model.apply(unravel(w), x), y)[0]
+
+  @jax.jit
+  def both(keys):
+    y = jax.vmap(lambda key: model.sample(key, model.apply(params, x)))(keys)
+    g = jax.vmap(lambda y: jax.grad(loss)(flat, y))(y)
+    return g.T @ g / len(g), jax.hessian(loss)(flat, y[0])
+
+  found, expected = both(jax.random.split(jax.random.key(0), 20_000))
+  np.testing.assert_allclose(found, expected, rtol=0.05)

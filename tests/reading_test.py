@@ -141,13 +141,20 @@ OTHER_TABLES = {
 def test_other_tables_give_the_same(kind, tmp_path):
   expected = fi.data.read(columns())
   (tmp_path / "in").mkdir()
-  found = fi.data.read(OTHER_TABLES[kind](tmp_path / "in"))
+  (tmp_path / "in/README.txt").write_text("Not a table.")
+  source = OTHER_TABLES[kind](tmp_path / "in")
+  found = fi.data.read(source)
   assert found.data.ids == expected.data.ids
   np.testing.assert_array_equal(found.data.x, expected.data.x)
   np.testing.assert_array_equal(found.data.y, expected.data.y)
   assert found.classes == expected.classes
   assert ("patient_id left out" in found.line) == (kind == "an id")
   assert ("3 clients by file" in found.line) == (kind == "folder")
+  x, y, owners = found.encode(source)
+  for k, name in enumerate(found.data.ids):
+    own = np.array(owners) == name
+    np.testing.assert_array_equal(x[own], expected.data.client(k)[0])
+    np.testing.assert_array_equal(y[own], expected.data.client(k)[1])
 
 
 def test_a_table_of_pandas_is_read():
@@ -173,6 +180,7 @@ LABELS = {
   "text": (["b", "a", "c"] * 6, "auto", ("a", "b", "c")),
   "bool": ([True, False, True] * 6, "auto", ("false", "true")),
   "signs": ([-1, 1, 1] * 6, "auto", ("-1", "1")),
+  "two rows": ([0, 1], "auto", ("0", "1")),
   "gap": ([10, 9, 2] * 6, "auto", ("2", "9", "10")),
   "whole floats": ([1.0, 0.0, 1.0] * 6, "auto", ("0", "1")),
   "counted": (list(range(26)) * 2, "auto", tuple(map(str, range(26)))),
@@ -292,8 +300,12 @@ def test_a_folder_of_images_is_read(tmp_path):
   colours = tmp_path / "colours"
   for name in ("a/p/1.png", "b/q/2.png"):
     image(colours / name, (4, 3, 3))
+  (colours / "notes.txt").touch()
   x = fi.data.read(colours).data.x
   assert x.shape == (2, 4, 3, 3) and 0 <= x.min() < x.max() <= 1
+  (colours / "labels.csv").touch()
+  with pytest.raises(ValueError, match=r"tables \(labels\.csv\) and images"):
+    fi.data.read(colours)
 
 
 def spoiled(row, column, cell):
@@ -313,6 +325,10 @@ BAD_TABLES = {
     spoiled(7, "age", '"3,5"'),
     r"column age, row 7 holds '3,5'; .* decimal point",
   ),
+  "decimal commas": (
+    [f'h{i % 2},"{i // 4},5",m,{i % 2}' for i in range(12)],
+    "column age, row 2 holds '0,5'; the column is mostly numbers",
+  ),
   "empty number": (spoiled(7, "age", ""), "column age, row 7 is empty; fill"),
   "nan": (spoiled(8, "age", "nan"), "column age, row 8 is empty; fill it in"),
   "empty text": (spoiled(9, "sex", ""), "column sex, row 9 is empty; fill"),
@@ -330,7 +346,7 @@ BAD_TABLES = {
   ),
   "too long": (
     [*hospitals(), "h1,2,m,y,"],
-    r"row 20 has 5 cells, the first row has 4; .*after column outcome",
+    r"row 20 has 5 cells, the first row has 4 .*after column outcome",
   ),
   "too short": (
     [*hospitals(), "h1,2,m"],
@@ -358,8 +374,9 @@ BAD_TABLES = {
 @pytest.mark.parametrize("case", BAD_TABLES)
 def test_a_bad_table_is_named(case, tmp_path):
   lines, problem = BAD_TABLES[case]
+  path = write(tmp_path / "a.csv", lines)
   with pytest.raises(ValueError, match=problem) as error:
-    fi.data.read(write(tmp_path / "a.csv", lines))
+    fi.data.read(path)
   assert str(tmp_path / "a.csv") in str(error.value)
   assert "\n" not in str(error.value)
 
@@ -409,7 +426,7 @@ def test_a_label_that_is_no_class_is_a_mistake(tmp_path):
   with pytest.raises(ValueError, match=r"column label, row 6 is 0\.5; a class"):
     fi.data.read(path)
   lines[4] = "a,4,O"
-  with pytest.raises(ValueError, match="column label, row 6 holds 'O'; most"):
+  with pytest.raises(ValueError, match="column label, row 6 holds 'O'; the"):
     fi.data.read(write(path, lines, "client,x,label"))
   lines[6] = "a,4,O"  # Twice: a class like others.
   assert fi.data.read(write(path, lines, "client,x,label")).classes == (
@@ -450,10 +467,21 @@ def test_the_files_of_a_folder_must_fit(tmp_path):
     fi.data.read(folder)
   with pytest.raises(ValueError, match="client=hospital is for one file"):
     fi.data.read(folder, client="hospital")
+  write(folder / "h1.tsv", ["33,m,y"], "age,sex,outcome")
+  with pytest.raises(ValueError, match=r"h1\.tsv: there is another .* 'h1'"):
+    fi.data.read(folder)
+
+
+def test_a_column_that_names_the_file_is_no_feature(tmp_path):
+  for k in range(3):
+    write(tmp_path / f"h{k}.csv", hospitals()[k::3])
+  found = fi.data.read(tmp_path)
+  assert "3 clients by file (one hospital each, left out)" in found.line
+  np.testing.assert_array_equal(found.data.x, fi.data.read(columns()).data.x)
 
 
 BAD_ARRAYS = {
-  "client": ({"client": None}, "array client is missing; there are x, y, th"),
+  "client": ({"client": None}, "array client is missing; there are x, y; th"),
   "lengths": ({"y": np.arange(7)}, r"length \(x 8, y 7, client 8\); they must"),
   "objects": (
     {"client": np.array(["a"] * 8, object)},

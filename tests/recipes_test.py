@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 
 from absl import flags
@@ -23,6 +24,67 @@ from fedinf_jax.recipes import estimators
 from fedinf_jax.running import task as tasks
 
 FEW = {"num_clients": 5, "examples": 8, "test_examples": 10}
+
+
+def own_config():
+  config = quickstart.get_config()
+  config.data, config.model = {"kind": "own"}, {}
+  config.server_examples, config.estimators = 0, "relu"
+  config.mesh, config.fed.cohort_size = "none", 2
+  return config
+
+
+def own_problem(**changed):
+  made, held_out = fi.FederatedData.from_clients(
+    [(np.eye(4, 3, dtype=np.float32), np.arange(4) % 3) for _ in range(5)]
+  ).split(0.5, 0)
+  problem = recipes.Problem(made, held_out, "mine", fi.models.logreg(3, 3))
+  return lambda config: problem._replace(**changed)
+
+
+def test_a_recipe_may_bring_its_problem():
+  task = recipes.build("mine", own_config(), None, own_problem())
+  assert task.train.num_clients == 5 and len(task.x) == 10
+  assert task.source == "mine" and not task.stand_in
+  tasks.simulator(task)
+  config = own_config()
+  config.scale, config.server_from = 0.5, "others"
+  config.server_examples, config.estimators = 4, "server"
+  spare = recipes.unowned(np.eye(6, 3, dtype=np.float32), np.arange(6) % 3)
+  config = recipes.scaled(config)
+  task = recipes.build("mine", config, None, own_problem(spare=spare))
+  assert task.fed.rounds == 50 and len(task.server_data.x) == 4
+
+
+@pytest.mark.parametrize(
+  ("get_problem", "words"),
+  [
+    (None, "only the recipe that brings these data"),
+    (lambda config: 5, "get_problem returned a int"),
+    (lambda config: config.nothing, "get_problem(config) fails"),
+    (own_problem(model=None), "model is a NoneType"),
+    (own_problem(held_out=(1, 2)), "held_out is a tuple"),
+    (own_problem(source=3), "source is 3; it is a text"),
+  ],
+)
+def test_a_problem_that_is_none_is_refused(get_problem, words):
+  with pytest.raises(ValueError, match=re.escape(words)):
+    recipes.build("mine", own_config(), None, get_problem)
+
+
+def test_own_data_and_other_data_are_not_mixed_up():
+  config = quickstart.get_config()
+  config.mesh = "none"
+  with pytest.raises(ValueError, match=r"set data\.kind to 'own'"):
+    recipes.build("mine", config, None, own_problem())
+  config = own_config()
+  config.server_from = "stand_in"
+  with pytest.raises(ValueError, match="none for own data"):
+    recipes.check(config)
+  config = own_config()
+  config.fed.optimizer = "sdg"
+  with pytest.raises(ValueError, match="optimizer"):
+    recipes.check(config)
 
 
 def small(config, **data):

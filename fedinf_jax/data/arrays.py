@@ -38,8 +38,8 @@ def of_npz(
   for name in wanted:
     if name not in there:
       raise ValueError(
-        f"{path}: array {name} is missing; there are {', '.join(there)}, there"
-        f" must be {', '.join(wanted)}"
+        f"{path}: array {name} is missing; there are {rows_.listed(there)};"
+        f" there must be {', '.join(wanted)}"
       )
   found = dict(zip(wanted, npz.load(path, wanted), strict=True))
   where = lambda name, row: f"{path}: {name}[{row}]"

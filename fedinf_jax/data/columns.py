@@ -38,7 +38,7 @@ def fit(rows: rows_.Rows) -> tuple[tuple[Column, ...], tuple[str, ...]]:
       columns.append(_fit(rows.x[name], name, rows.where))
   if not columns:
     raise ValueError(
-      f"{rows.name} has no column beside client and label; at least one must"
+      f"{rows.name}: has no column beside client and label; at least one must"
       " describe the examples"
     )
   return tuple(columns), tuple(left_out)
@@ -149,9 +149,7 @@ def _is_identifier(name, column):
   """Says whether a column that is called an id differs in every row."""
   called = name.lower().replace("-", "_").replace(" ", "_").split("_")[-1]
   rows = len(column)
-  return (
-    called == "id" and rows > 1 and pc.count_distinct(column).as_py() == rows
-  )
+  return called == "id" and rows > 1 and rows_.num_distinct(column) == rows
 
 
 def _fit(column, name, where):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from fedinf_jax import text
 from fedinf_jax.data import columns
 from fedinf_jax.data import federated
 from fedinf_jax.data import labels
@@ -38,7 +39,7 @@ class Encoder(NamedTuple):
       names, owner = rows_.owners(rows)
       known = set(self.ids)
       own = [name if name in known else None for name in names]
-      owners = tuple(own[k] for k in owner)
+      owners = tuple(np.array(own, object)[owner])
     return x, y, owners
 
 
@@ -77,7 +78,7 @@ def fit(
       labels.words(found, rows.label, *rows.notes),
     ]
   )
-  return encoder._replace(shape=x.shape[1:]), data, line
+  return encoder._replace(shape=x.shape[1:]), data, text.printable(line)
 
 
 def _arrays(encoder, rows, order):

@@ -104,6 +104,8 @@ def _look_like_classes(distinct, num_rows):
   """Says whether whole numbers [C], sorted, stand for classes."""
   count = len(distinct)
   counted = distinct[0] in (0, 1) and distinct[-1] - distinct[0] + 1 == count
+  if counted and count <= 2:
+    return True
   return count <= (_MOST_COUNTED if counted else _FEW) and num_rows >= 2 * count
 
 

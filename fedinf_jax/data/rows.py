@@ -36,13 +36,14 @@ def owners(rows: Rows) -> tuple[tuple[str, ...], np.ndarray]:
   Returns:
     names; int32 [N], positions among them.
   """
-  name = rows.client or "client"
-  filled(rows.clients, name, rows.where)
+  name, clients = rows.client or "client", rows.clients
+  assert clients is not None
+  filled(clients, name, rows.where)
   try:
-    names = text(rows.clients)
+    names = text(clients)
   except pa.ArrowException as error:
     raise ValueError(
-      f"{rows.where(name, 0)} is of type {rows.clients.type}; a client's name"
+      f"{rows.where(name, 0)} is of type {clients.type}; a client's name"
       " must be text or an integer"
     ) from error
   found = names.combine_chunks().dictionary_encode()
@@ -52,6 +53,14 @@ def owners(rows: Rows) -> tuple[tuple[str, ...], np.ndarray]:
 def text(column: pa.ChunkedArray) -> pa.ChunkedArray:
   """Returns a column as text."""
   return pa.chunked_array(pc.cast(column, pa.large_string()))
+
+
+def num_distinct(column: pa.ChunkedArray) -> int:
+  """Returns how many different values a column holds; -1: nobody can say."""
+  try:
+    return pc.count_distinct(column).as_py()
+  except pa.ArrowNotImplementedError:  # Of lists and records.
+    return -1
 
 
 def filled(
@@ -70,8 +79,9 @@ def first(found: pa.ChunkedArray) -> int:
   return pc.index(found, True).as_py()
 
 
-# What reads as a number; a decimal comma, such as 3,5, does not.
+# What reads as a number, and what would with a point in place of its comma.
 _NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
+_COMMA = r"^\s*[-+]?\d*,\d+\s*$"
 _SHOWN = 20  # names in a message
 _FEW = 20  # different texts of which none is alone are categories, not mistakes
 
@@ -81,13 +91,16 @@ def refuse_mixed(
 ):
   """Refuses a column of text that is mostly numbers: some cell spoiled it."""
   numbers = pc.match_substring_regex(column, _NUMBER)
-  share = pc.mean(numbers).as_py()
+  commas = pc.match_substring_regex(column, _COMMA)
+  if pc.mean(pc.or_(numbers, commas)).as_py() < 0.5:
+    return
   counts = pc.value_counts(column).field("counts")
   meant = len(counts) <= _FEW and pc.min(counts).as_py() > 1
-  if 0.5 <= share < 1 and not meant:
-    row = first(pc.invert(numbers))
+  wrong = pc.invert(numbers)
+  if pc.any(commas).as_py() or (pc.any(wrong).as_py() and not meant):
+    row = first(wrong)
     raise ValueError(
-      f"{where(name, row)} holds {shown(column[row])}; most of the column are"
+      f"{where(name, row)} holds {shown(column[row])}; the column is mostly"
       " numbers, so this must be one (with a decimal point), or all of it text"
     )
 

@@ -1,28 +1,31 @@
 """Tables of examples: CSV, Parquet, and whatever else has columns."""
 
+import bisect
 from collections.abc import Callable
 from collections.abc import Mapping
-import csv
+import itertools
 import pathlib
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from fedinf_jax import memory
 from fedinf_jax import text
+from fedinf_jax.data import csv_file
 from fedinf_jax.data import files
 from fedinf_jax.data import rows as rows_
 
 CSV = ".csv", ".tsv", ".txt"
 PARQUET = ".parquet", ".pq"
+FOLDER = ".csv", ".tsv", *PARQUET  # a .txt beside them says something else
 # What a column is called where nobody says: the first that is there.
 CLIENTS = (
   *("client", "hospital", "site", "user", "owner", "writer", "participant"),
   *("institution", "center", "centre", "device", "party", "clients"),
 )
-LABELS = "label", "target", "y", "class", "outcome", "labels", "response"
+LABELS = "label", "target", "class", "outcome", "labels", "response", "y"
 _INDEX = "Unnamed: 0", "__index_level_0__"  # pandas' own, no feature
 
 
@@ -52,54 +55,69 @@ def of_folder(paths: list[pathlib.Path], label: str | None) -> rows_.Rows:
     label: the column of labels; None: guessed, or the last.
   """
   opened = [_open(path, lambda names: None) for path in paths]
-  first = opened[0][0].column_names
-  for path, (table, _) in zip(paths, opened, strict=True):
+  tables = [table for table, _ in opened]
+  counts = [table.num_rows for table in tables]
+  ends = list(itertools.accumulate(counts))
+
+  def where(column, row):
+    k = bisect.bisect_right(ends, row)
+    return opened[k][1](column, row - ends[k] + counts[k])
+
+  folder, names = paths[0].parent, _names(paths)
+  table = _stacked(paths, tables)
+  label, note = _label(str(folder), table, label, None)
+  left_out, by = [label], "by file"
+  own = _guess(table.column_names, CLIENTS)
+  if own not in (None, label) and all(
+    rows_.num_distinct(t[own]) == 1 for t in tables
+  ):
+    left_out.append(own)  # It would tell the model whose each row is.
+    by = f"by file (one {own} each, left out)"
+  return rows_.Rows(
+    folder.name,
+    table.drop_columns(left_out),
+    table[label],
+    pa.chunked_array(list(map(pa.repeat, names, counts)), pa.string()),
+    label,
+    None,
+    by,
+    where,
+    note,
+  )
+
+
+def _names(paths):
+  """Returns the clients' names, which are their files'."""
+  names = [path.stem for path in paths]
+  twice = next((k for k, n in enumerate(names) if n in names[:k]), None)
+  if twice is not None:
+    raise ValueError(
+      f"{paths[twice]}: there is another file of client {names[twice]!r}; each"
+      " must have one"
+    )
+  return names
+
+
+def _stacked(paths, tables):
+  """Returns the rows of all files, which must have the same columns."""
+  first = tables[0].column_names
+  for path, table in zip(paths, tables, strict=True):
     astray = set(table.column_names) ^ set(first)
     if astray:
       column = min(astray)
-      has, lacks = (
-        (path, paths[0])
-        if column in table.column_names
-        else (
-          paths[0],
-          path,
-        )
-      )
+      has, lacks = paths[0], path
+      if column not in first:
+        has, lacks = lacks, has
       raise ValueError(
         f"{lacks}: column {column} is missing; {has.name} has it, and all files"
         " must have the same columns"
       )
   try:
-    table = pa.concat_tables(
-      [t.select(first) for t, _ in opened], promote_options="permissive"
+    return pa.concat_tables(
+      [table.select(first) for table in tables], promote_options="permissive"
     )
   except pa.ArrowException as error:
-    raise _clash(paths, [t for t, _ in opened]) from error
-  stems = [path.stem for path in paths]
-  counts = [t.num_rows for t, _ in opened]
-  ends = [sum(counts[: k + 1]) for k in range(len(counts))]
-
-  def where(column, row):
-    k = next(k for k, end in enumerate(ends) if row < end)
-    return opened[k][1](column, row - ends[k] + counts[k])
-
-  owner = pa.chunked_array(
-    [pa.repeat(pa.scalar(s), n) for s, n in zip(stems, counts, strict=True)],
-    pa.string(),
-  )
-  folder = paths[0].parent
-  label, note = _label(str(folder), table, label, None)
-  return rows_.Rows(
-    folder.name,
-    table.drop_columns([label]),
-    table[label],
-    owner,
-    label,
-    None,
-    "by file",
-    where,
-    note,
-  )
+    raise _clash(paths, tables) from error
 
 
 def of_frame(
@@ -229,7 +247,10 @@ def _open(
   files.require_regular(path)
   if path.suffix.lower() in PARQUET:
     try:
-      table = pq.read_table(path, partitioning=None)
+      with pq.ParquetFile(path) as file:
+        cells = file.metadata.num_rows * file.metadata.num_columns
+        memory.require(f"{path}: its columns", 4 * cells)
+        table = file.read()
       table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
       raise ValueError(
@@ -237,9 +258,9 @@ def _open(
       ) from error
     where = lambda column, row: f"{path}: column {column}, row {row + 1}"
   else:
-    table = _csv(path, choose)
+    table = csv_file.read(path, choose)
     where = lambda column, row: (
-      f"{path}: column {column}, row {_row_number(path, row)}"
+      f"{path}: column {column}, row {csv_file.row_number(path, row)}"
     )
   return _checked(str(path), table), where
 
@@ -268,112 +289,6 @@ def _checked(path, table):
     number = names.index("") + 1
     raise ValueError(f"{path}: column {number} has no name; give it one")
   return table
-
-
-def _csv(path, choose):
-  """Reads a CSV, by Arrow; the columns of clients stay text ("007")."""
-  header, delimiter = _header(path)
-  client = choose(header)
-  try:
-    table = pacsv.read_csv(
-      path,
-      parse_options=pacsv.ParseOptions(
-        delimiter=delimiter, newlines_in_values=True
-      ),
-      convert_options=pacsv.ConvertOptions(
-        strings_can_be_null=True,
-        column_types={} if client is None else {client: pa.string()},
-      ),
-    )
-    kinds = dict(zip(table.column_names, table.schema.types, strict=False))
-  except (pa.ArrowException, UnicodeError) as error:
-    _explain(path, delimiter)
-    raise ValueError(f"{path}: is no CSV ({_line(error)})") from error
-  if any(map(pa.types.is_binary, kinds.values())):
-    _explain(path, delimiter)
-  return table
-
-
-def _header(path):
-  """Returns a CSV's column names, and what stands between its cells."""
-  with open(path, "rb") as file:
-    start = file.read(4)
-  if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-    raise ValueError(f"{path}: is UTF-16; save it as CSV in UTF-8")
-  with _text(path) as file:
-    line = next((line for line in file if line.strip()), None)
-  if line is None:
-    raise ValueError(
-      f"{path}: is empty; it must have a line of column names, and one per"
-      " example"
-    )
-  delimiter = max(",;\t|", key=line.count)
-  return next(csv.reader([line], delimiter=delimiter)), delimiter
-
-
-def _text(path):
-  return open(path, encoding="utf-8-sig", errors="replace", newline="")
-
-
-def _explain(path, delimiter):
-  """Raises an error for the first row that is not UTF-8, or of another length.
-
-  Only once Arrow has refused the file: rows are read one by one here.
-  """
-  header, number = None, 0
-  with _text(path) as file:
-    reader = csv.reader(file, delimiter=delimiter)
-    while True:
-      number = reader.line_num + 1
-      try:
-        row = next(reader, None)
-      except csv.Error as error:
-        raise ValueError(f"{path}: row {number}: {error}") from error
-      if row is None:
-        return
-      if not row:
-        continue
-      header = header or row
-      for k, cell in enumerate(row):
-        if "\ufffd" in cell:
-          column = header[k] if k < len(header) else k + 1
-          raise ValueError(
-            f"{path}: column {column}, row {number} holds {cell!r}, which is"
-            " not UTF-8; save the file as CSV in UTF-8"
-          )
-      if len(row) != len(header):
-        raise ValueError(
-          f"{path}: row {number} has {len(row)} cells, the first row has"
-          f" {len(header)}; every row must have as many" + _lost(header, row)
-        )
-
-
-def _lost(header, row):
-  """Says which column the first missing cell is in."""
-  if len(row) < len(header):
-    return f" (column {header[len(row)]} is missing)"
-  return f" (there is more after column {header[-1]})"
-
-
-def _row_number(path, row):
-  """Returns the line of a row, as an editor counts: the header is 1."""
-  delimiter = _header(path)[1]
-  with _text(path) as file:
-    reader = csv.reader(file, delimiter=delimiter)
-    left = row + 1  # And the header.
-    while True:
-      number = reader.line_num + 1
-      try:
-        cells = next(reader, None)
-      except csv.Error:
-        return row + 2
-      if cells is None:
-        return row + 2
-      if not cells:
-        continue
-      if not left:
-        return number
-      left -= 1
 
 
 def _line(error):
