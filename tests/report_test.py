@@ -147,6 +147,8 @@ AUROCS = {
     ({"dig_fl": 0.9}, "A simpler score wins: of those without influence DIG"),
     ({"dig_fl": 0.82}, "A simpler score wins over every estimate of infl"),
     ({"fil_exact": 0.6}, "No simpler score wins: "),
+    ({"dig_fl": 0.829}, "A simpler score wins over every"),
+    ({"dig_fl": 0.83, "fil_relu": 0.83}, "A simpler score does as well: "),
     ({"fil_exact": None, "fil_relu": 0.7}, "A simpler score wins: "),
     (dict.fromkeys(AUROCS, 0.6), "No score tells bad clients from the others:"),
   ],

@@ -96,6 +96,8 @@ def winner(
     verdict = "A simpler score wins"
   elif beaten and beaten != [EXACT]:
     verdict = "A simpler score wins over every estimate of influence"
+  elif shown(simple) == shown(best):  # To two digits, as it is shown.
+    verdict = "A simpler score does as well"
   beside = [f"{titled(name)} has {shown(name)}" for name in rivals]
   return (
     f"{verdict}: of those without influence {titled(simple)} is best, with an"
