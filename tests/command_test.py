@@ -91,6 +91,7 @@ BAD = {
   ("run", "--estimators=booth"): "'booth' is unknown; there are basic",
   ("run", "--out="): "--out: '' must be a path",
   ("plan", "--params=big"): "'big' must be numbers of at least 1",
+  ("plan", "--clients=x", "--params=1e3"): "--params is for plans without",
   ("report",): "DIR must be given",
 }
 
@@ -161,7 +162,7 @@ def test_hostile_clients_are_one_line(csv, start, tmp_path):
   latin = tmp_path / "latin.csv"
   latin.write_bytes(csv.read_bytes().replace(b"tal 03", b"t\xe4l 03", 1))
   cases = {
-    "single.csv": ([header, *lines[:: hospitals.ROWS]], "example"),
+    "single.csv": ([header, *lines[:: hospitals.ROWS]], "--test=PATH"),
     "class.csv": ([header, *(s for s in lines if "ill" in s)], "class"),
     "none.csv": ([header], "none.csv"),
     "empty": (None, "empty: is an empty folder"),

@@ -39,13 +39,14 @@ def is_images(data: federated.FederatedData) -> bool:
   return len(shape) == 3 and min(shape[:2]) >= 8
 
 
-def training(values: dict[str, Any], data, batches: int) -> dict[str, Any]:
+def training(
+  values: dict[str, Any], data: federated.FederatedData
+) -> dict[str, Any]:
   """Returns cohort, rounds and so on: as they are given, or chosen.
 
   Args:
     values: flags by name, None where not given.
     data: the clients.
-    batches: examples of the largest client.
   """
   clients = data.num_clients
   cohort = values["cohort"] or min(10, max(2, math.ceil(clients / 2)), clients)
@@ -55,7 +56,7 @@ def training(values: dict[str, Any], data, batches: int) -> dict[str, Any]:
   rounds = min(300, max(50, math.ceil(20 * clients / cohort)))
   batch = values["batch_size"]
   if batch is None:
-    batch = BATCH if batches > LARGE else 0
+    batch = BATCH if data.num_examples.max() > LARGE else 0
   return {
     "rounds": values["rounds"] or rounds,
     "cohort_size": cohort,

@@ -107,6 +107,11 @@ def check(values: dict[str, Any]):
 def _parts(reading, test, seed):
   """Returns what is trained on, and what is held out."""
   if test is None:
+    if reading.data.num_examples.max() < 2:
+      raise ValueError(
+        "every client has one row, so that none can be held out; give test data"
+        " by --test=PATH"
+      )
     return reading.data.split(choices.TRAIN, seed)
   x, y, owners = reading.encode(test)
   if owners is None:
@@ -189,9 +194,7 @@ def _config(values, kind, model, train, num_held_out):
   config.seed, optimizer = values["seed"], values["optimizer"]
   config.data = {"kind": keys.OWN}
   config.model = {"kind": kind}
-  config.fed = ml_collections.ConfigDict(
-    choices.training(values, train, int(train.num_examples.max()))
-  )
+  config.fed = ml_collections.ConfigDict(choices.training(values, train))
   rate = values["learning_rate"]
   if rate is None:
     rate = choices.learning_rate(kind, model, train, optimizer, config.seed)
