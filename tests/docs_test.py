@@ -1,5 +1,6 @@
 """The documents: their Python runs, and what they name exists."""
 
+import ast
 import functools
 import importlib.util
 import json
@@ -211,6 +212,32 @@ def test_commands_of_shell_blocks_parse():
 def test_lines_of_fedinf_parse(page):
   for line in command_lines(page, r"(?m:^|/)fedinf (?!\S*/)"):
     parser.parse(line)
+
+
+def test_the_strategy_is_called_as_it_is():
+  """Its page cannot run here: flwr needs an environment of its own."""
+  page = (ROOT / "docs/federation.md").read_text()
+  (block,) = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
+  source = (ROOT / "fedinf_jax/flower/strategy.py").read_text()
+  (made,) = (
+    node
+    for node in ast.walk(ast.parse(source))
+    if isinstance(node, ast.ClassDef) and node.name == "InfluenceStrategy"
+  )
+  functions = {f.name: f for f in made.body if isinstance(f, ast.FunctionDef)}
+  arguments = functions["__init__"].args
+  first, *others = [n for n in ast.walk(ast.parse(block)) if _is_call(n)]
+  assert ast.unparse(first.func) == "flower.InfluenceStrategy"
+  assert len(first.args) == len(arguments.args) - 1  # Without self.
+  given = {keyword.arg for keyword in first.keywords}
+  assert given <= {a.arg for a in arguments.kwonlyargs}
+  for call in others:
+    if ast.unparse(call.func).startswith("strategy."):
+      assert call.func.attr in functions or call.func.attr == "start"
+
+
+def _is_call(node):
+  return isinstance(node, ast.Call)
 
 
 @pytest.mark.slow
