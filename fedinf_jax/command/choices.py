@@ -28,9 +28,10 @@ MOST_OF_OTHERS = 0.1
 AFFORDABLE = 1e12  # operations of retraining without everybody: a minute or so
 
 
-def model(data: federated.FederatedData) -> str:
-  """Returns the kind of model for the shape of the examples."""
-  return "cnn" if is_images(data) else "logreg"
+def model(data: federated.FederatedData, task: str) -> str:
+  """Returns the kind of model for a task and the shape of the examples."""
+  is_cnn = task == "classification" and is_images(data)
+  return "cnn" if is_cnn else "logreg"
 
 
 def is_images(data: federated.FederatedData) -> bool:

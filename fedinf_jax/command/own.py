@@ -54,7 +54,7 @@ def prepare(values: dict[str, Any], name: str) -> Own:
     label=values["label"],
     task=values["task"],
   )
-  kind = values["model"] or choices.model(reading.data)
+  kind = values["model"] or choices.model(reading.data, reading.task)
   train, held_out = _parts(reading, values["test"], values["seed"])
   if kind in ("logreg", "mlp"):
     train, held_out = _flat(train), _flat(held_out)
@@ -116,14 +116,13 @@ def _parts(reading, test, seed):
   x, y, owners = reading.encode(test)
   if owners is None:
     return reading.data, recipes.unowned(x, y)
-  nobody = object()  # No client has such an id.
+  nobody = recipes.NOBODY
+  while nobody in reading.data.ids:
+    nobody += "'"
   rows: dict[Any, list[int]] = {}
   for row, owner in enumerate(owners):
     rows.setdefault(nobody if owner is None else owner, []).append(row)
-  clients = {
-    recipes.NOBODY if owner is nobody else owner: (x[some], y[some])
-    for owner, some in rows.items()
-  }
+  clients = {owner: (x[some], y[some]) for owner, some in rows.items()}
   return reading.data, federated.FederatedData.from_clients(
     clients, num_classes=reading.data.num_classes
   )
