@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedinf_jax import curvature as curvatures
 from fedinf_jax import fedavg
@@ -15,6 +14,7 @@ from fedinf_jax import presets
 from fedinf_jax import types
 from fedinf_jax.curvature import descent
 from fedinf_jax.data import federated
+from fedinf_jax.data import packing
 
 _MOST = 1000  # of the server's examples in a round
 
@@ -61,6 +61,10 @@ def default_estimator(
   """
   if not isinstance(fed, fedavg.FedAvg):
     raise ValueError(f"fed is a {type(fed).__name__}; it must be a fi.FedAvg")
+  if model is not None and not isinstance(model, types.Model):
+    raise ValueError(
+      f"model is a {type(model).__name__}; it must be a fi.Model"
+    )
   draws = model is None or model.sample is not None
   linear, plain = _optimizer(fed, model)
   if server_data is not None:
@@ -136,4 +140,4 @@ def _count(server_data):
     raise ValueError(
       f"server_data is a {type(server_data).__name__}; it must be (x, y)"
     )
-  return len(np.asarray(server_data[1]))
+  return len(packing.examples("server_data: y", server_data[1]))

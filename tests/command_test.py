@@ -4,6 +4,7 @@ import json
 import shutil
 
 import numpy as np
+import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -205,34 +206,64 @@ def test_every_kind_of_file_is_the_same_problem(rows, csv, tmp_path):
   for name in hospitals.NAMES:
     part = table.filter(pa.compute.equal(table["hospital"], name))
     hospitals.write(tmp_path / f"some/{name}.csv", part.drop(["hospital"]))
-  first = prepared(f"--clients={csv}")
-  for name in ("some.parquet", "some"):
-    other = prepared(f"--clients={tmp_path / name}")
+  # What follows is read as it is: it must be standardised already.
+  data = fi.data.read(csv).data
+  names = np.repeat(data.ids, data.num_examples)
+  np.savez(tmp_path / "some.npz", x=data.x, y=data.y, client=names)
+  users = {
+    name: {"x": x.tolist(), "y": y.tolist()}
+    for name, (x, y) in zip(data.ids, data.clients(), strict=True)
+  }
+  (tmp_path / "leaf/train").mkdir(parents=True)
+  (tmp_path / "leaf/train/all.json").write_text(
+    json.dumps({"users": list(data.ids), "user_data": users})
+  )
+  rate = "--learning-rate=0.3"
+  first = prepared(f"--clients={csv}", rate)
+  for name in ("some.parquet", "some", "some.npz", "leaf"):
+    other = prepared(f"--clients={tmp_path / name}", rate)
     assert tasks.digest(other.task) == tasks.digest(first.task), name
     assert other.task.fed == first.task.fed
+    assert other.task.recipe == first.task.recipe
 
 
-def test_arrays_and_images_become_runs(rows, tmp_path, start):
-  x, y = rows
-  images = np.repeat(128 + 50 * x[..., :1], 64, -1).reshape(-1, 8, 8)
-  images = np.clip(images, 0, 255).astype(np.uint8)
+def images(folder, rows):
+  """Writes bright and dark images, client/label/*.png."""
+  draw = np.random.default_rng(0)
+  for name, labels in zip(hospitals.NAMES, rows[1], strict=True):
+    for i, label in enumerate(labels):
+      bright = label != (name == hospitals.BAD)
+      image = draw.integers(0, 128, (8, 8), np.uint8) + np.uint8(96 * bright)
+      place = folder / name / ("healed", "ill")[int(label)]
+      place.mkdir(parents=True, exist_ok=True)
+      PIL.Image.fromarray(image).save(place / f"{i}.png")
+
+
+def test_images_become_a_network(rows, tmp_path):
+  images(tmp_path / "images", rows)
+  where = f"--clients={tmp_path / 'images'}"
+  task = prepared(where, "--learning-rate=0.1").task
+  assert task.recipe["model"] == {"kind": "cnn"}
+  assert task.train.x.shape[1:] == (8, 8, 1) and task.train.num_clients == 12
+  tasks.simulator(task)
+
+
+@pytest.mark.slow
+def test_a_folder_of_images_names_the_hospital(rows, tmp_path, start):
+  images(tmp_path / "images", rows)
+  argv = f"--clients={tmp_path / 'images'}", f"--out={tmp_path / 'out'}"
+  code, printed, _ = start("run", *argv, "--model=logreg")
+  assert code == 0
+  assert f"begin with {hospitals.BAD};" in printed  # It hurts even in all.
+
+
+def test_a_regression_has_no_accuracy(rows, tmp_path, start):
+  x, _ = rows
   names = np.repeat(hospitals.NAMES, hospitals.ROWS)
-  for name, examples, model in (
-    ("rows.npz", x.reshape(-1, 3), "logreg"),
-    ("images.npz", images, "cnn"),
-  ):
-    np.savez(tmp_path / name, x=examples, y=y.ravel(), client=names)
-    path = tmp_path / name
-    task = prepared(f"--clients={path}", "--learning-rate=0.1").task
-    assert task.recipe["model"] == {"kind": model}
-    assert task.train.num_clients == 12
-  targets = tmp_path / "targets.npz"
-  np.savez(targets, x=x.reshape(-1, 3), y=x[..., 0].ravel() / 7, client=names)
-  out = tmp_path / "out"
-  code, printed, _ = start(
-    "run", f"--clients={targets}", f"--out={out}", *QUICK
-  )
-  assert code == 0 and "accuracy –" in printed  # There are no classes.
+  path, out = tmp_path / "targets.npz", tmp_path / "out"
+  np.savez(path, x=x.reshape(-1, 3), y=x[..., 0].ravel() / 7, client=names)
+  code, printed, _ = start("run", f"--clients={path}", f"--out={out}", *QUICK)
+  assert code == 0 and "accuracy –" in printed
 
 
 def test_flags_are_obeyed(csv, tmp_path):

@@ -93,7 +93,7 @@ def test_what_differs_is_said(tmp_path):
   )
   assert text.escaped(found.ids[0]) in said[3]
   assert "differ in estimators (both,relu in A, relu,naive in B)." in said[4]
-  assert said[5].startswith("The data are not known to be the same")
+  assert said[5].startswith("The data of the runs differ: under one id, they")
 
 
 def test_hostile_ids_harm_neither_csv_nor_page(tmp_path):

@@ -472,6 +472,25 @@ def test_every_recipe_runs_end_to_end(name, tmp_path):
   assert summary["stand_in"] == images
   for text in (done.stdout, (tmp_path / "report.html").read_text()):
     assert ("stand-in for FEMNIST" in " ".join(text.split())) == images
+  if images:
+    cleanse_images(tmp_path, summary["estimators"])
+
+
+def cleanse_images(folder, estimators):
+  """Cleanses a run with a CNN; its page shows what comes of it."""
+  done = binaries.start(
+    *(
+      "cleanse",
+      f"--workdir={folder}",
+      f"--estimator={next(iter(estimators))}",
+    ),
+    *("--fractions=0.1", "--repeats=1"),
+  )
+  assert done.returncode == 0, done.stderr
+  said = remedies.cleansed(workdir.read(folder))
+  assert said in json.loads((folder / "summary.json").read_text())["verdict"]
+  page = (folder / "report.html").read_text()
+  assert html.escape(said) in page.partition('id="cleansing"')[2]
 
 
 MISTAKES = {

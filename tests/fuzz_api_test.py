@@ -9,6 +9,7 @@ import io
 import json
 import zipfile
 
+from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -399,6 +400,37 @@ def targets():
       lambda **kw: fi.models.cnn(**kw).param_shapes(),
       {"num_classes": 3, "widths": (2, 2), "dense": 3, "activation": None,
        "pool": "max"},
+    ),
+    "mlp": (
+      lambda **kw: fi.models.mlp(**kw).param_shapes(),
+      {"num_features": 4, "num_classes": 3, "hidden": (5,),
+       "activation": "tanh"},
+    ),
+    "from_nnx": (
+      lambda **kw: fi.simulate(fi.models.from_nnx(**kw), data, fed),
+      {"make": lambda rngs: nnx.Linear(4, 3, rngs=rngs),
+       "loss": fi.models.cross_entropy, "sample": None},
+    ),
+    "default_estimator": (
+      fi.default_estimator,
+      {"fed": fed, "model": model, "server_data": (x, y)},
+    ),
+    "read": (
+      fi.data.read,
+      {"path": {"client": ["a", "b"], "v": [1, 2], "label": [0, 1]},
+       "client": "client", "label": "label", "task": "auto"},
+    ),
+    "encode": (
+      fi.data.read({"client": list("ab"), "v": [1, 2], "y": [0, 1]}).encode,
+      {"path": {"v": [1, 2], "y": [0, 1]}},
+    ),
+    "from_arrays": (
+      fi.FederatedData.from_arrays,
+      {"x": x, "y": y, "client": np.arange(len(y)) % 3, "num_classes": 3},
+    ),
+    "from_dict": (
+      fi.FederatedData.from_dict,
+      {"clients": {"a": (x, y)}, "num_classes": 3},
     ),
     "from_flax": (
       lambda **kw: fi.simulate(fi.models.from_flax(**kw), data, fed),

@@ -72,7 +72,7 @@ COLUMNS = (
 
 
 def parquet_file(draw):
-  table = {"client": list("abab"), "v": [1, 2, 3, 4], "t": list("xyxy")}
+  table = {"client": list("abab"), "v": [1, 2, 3, 4], "an_id": list("xyxy")}
   table = pa.table(table | {"label": [0, 1, 0, 1]})
   spoil = draw.integers(2)
   if spoil:

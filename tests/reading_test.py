@@ -141,13 +141,20 @@ OTHER_TABLES = {
 def test_other_tables_give_the_same(kind, tmp_path):
   expected = fi.data.read(columns())
   (tmp_path / "in").mkdir()
-  found = fi.data.read(OTHER_TABLES[kind](tmp_path / "in"))
+  (tmp_path / "in/README.txt").write_text("Not a table.")
+  source = OTHER_TABLES[kind](tmp_path / "in")
+  found = fi.data.read(source)
   assert found.data.ids == expected.data.ids
   np.testing.assert_array_equal(found.data.x, expected.data.x)
   np.testing.assert_array_equal(found.data.y, expected.data.y)
   assert found.classes == expected.classes
   assert ("patient_id left out" in found.line) == (kind == "an id")
   assert ("3 clients by file" in found.line) == (kind == "folder")
+  x, y, owners = found.encode(source)
+  for k, name in enumerate(found.data.ids):
+    own = np.array(owners) == name
+    np.testing.assert_array_equal(x[own], expected.data.client(k)[0])
+    np.testing.assert_array_equal(y[own], expected.data.client(k)[1])
 
 
 def test_a_table_of_pandas_is_read():
@@ -293,8 +300,12 @@ def test_a_folder_of_images_is_read(tmp_path):
   colours = tmp_path / "colours"
   for name in ("a/p/1.png", "b/q/2.png"):
     image(colours / name, (4, 3, 3))
+  (colours / "notes.txt").touch()
   x = fi.data.read(colours).data.x
   assert x.shape == (2, 4, 3, 3) and 0 <= x.min() < x.max() <= 1
+  (colours / "labels.csv").touch()
+  with pytest.raises(ValueError, match=r"tables \(labels\.csv\) and images"):
+    fi.data.read(colours)
 
 
 def spoiled(row, column, cell):
@@ -456,6 +467,17 @@ def test_the_files_of_a_folder_must_fit(tmp_path):
     fi.data.read(folder)
   with pytest.raises(ValueError, match="client=hospital is for one file"):
     fi.data.read(folder, client="hospital")
+  write(folder / "h1.tsv", ["33,m,y"], "age,sex,outcome")
+  with pytest.raises(ValueError, match=r"h1\.tsv: there is another .* 'h1'"):
+    fi.data.read(folder)
+
+
+def test_a_column_that_names_the_file_is_no_feature(tmp_path):
+  for k in range(3):
+    write(tmp_path / f"h{k}.csv", hospitals()[k::3])
+  found = fi.data.read(tmp_path)
+  assert "3 clients by file (one hospital each, left out)" in found.line
+  np.testing.assert_array_equal(found.data.x, fi.data.read(columns()).data.x)
 
 
 BAD_ARRAYS = {

@@ -149,9 +149,7 @@ def _is_identifier(name, column):
   """Says whether a column that is called an id differs in every row."""
   called = name.lower().replace("-", "_").replace(" ", "_").split("_")[-1]
   rows = len(column)
-  return (
-    called == "id" and rows > 1 and pc.count_distinct(column).as_py() == rows
-  )
+  return called == "id" and rows > 1 and rows_.num_distinct(column) == rows
 
 
 def _fit(column, name, where):

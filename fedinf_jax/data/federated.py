@@ -193,6 +193,7 @@ class FederatedData:
     from fedinf_jax.data import partition
 
     if isinstance(client, np.ndarray):
+      memory.require("client", 8 * client.size)
       client = client.tolist()  # Python's own text and integers.
     return partition.by_writer(x, y, writers=client, num_classes=num_classes)
 

@@ -80,6 +80,9 @@ def read(
     label: the column of labels; None: guessed, or the last.
     task: "auto", "classification" or "regression".
 
+  Returns:
+    A Reading: the clients, and what was understood.
+
   Raises:
     ValueError: one line that names the file, the column and the row.
 

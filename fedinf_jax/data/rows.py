@@ -55,6 +55,14 @@ def text(column: pa.ChunkedArray) -> pa.ChunkedArray:
   return pa.chunked_array(pc.cast(column, pa.large_string()))
 
 
+def num_distinct(column: pa.ChunkedArray) -> int:
+  """Returns how many different values a column holds; -1: nobody can say."""
+  try:
+    return pc.count_distinct(column).as_py()
+  except pa.ArrowNotImplementedError:  # Of lists and records.
+    return -1
+
+
 def filled(
   column: pa.ChunkedArray, name: str, where: Callable[[str, int], str]
 ):

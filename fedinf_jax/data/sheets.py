@@ -1,7 +1,9 @@
 """Tables of examples: CSV, Parquet, and whatever else has columns."""
 
+import bisect
 from collections.abc import Callable
 from collections.abc import Mapping
+import itertools
 import pathlib
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fedinf_jax import memory
 from fedinf_jax import text
 from fedinf_jax.data import csv_file
 from fedinf_jax.data import files
@@ -16,12 +19,13 @@ from fedinf_jax.data import rows as rows_
 
 CSV = ".csv", ".tsv", ".txt"
 PARQUET = ".parquet", ".pq"
+FOLDER = ".csv", ".tsv", *PARQUET  # a .txt beside them says something else
 # What a column is called where nobody says: the first that is there.
 CLIENTS = (
   *("client", "hospital", "site", "user", "owner", "writer", "participant"),
   *("institution", "center", "centre", "device", "party", "clients"),
 )
-LABELS = "label", "target", "y", "class", "outcome", "labels", "response"
+LABELS = "label", "target", "class", "outcome", "labels", "response", "y"
 _INDEX = "Unnamed: 0", "__index_level_0__"  # pandas' own, no feature
 
 
@@ -51,54 +55,69 @@ def of_folder(paths: list[pathlib.Path], label: str | None) -> rows_.Rows:
     label: the column of labels; None: guessed, or the last.
   """
   opened = [_open(path, lambda names: None) for path in paths]
-  first = opened[0][0].column_names
-  for path, (table, _) in zip(paths, opened, strict=True):
+  tables = [table for table, _ in opened]
+  counts = [table.num_rows for table in tables]
+  ends = list(itertools.accumulate(counts))
+
+  def where(column, row):
+    k = bisect.bisect_right(ends, row)
+    return opened[k][1](column, row - ends[k] + counts[k])
+
+  folder, names = paths[0].parent, _names(paths)
+  table = _stacked(paths, tables)
+  label, note = _label(str(folder), table, label, None)
+  left_out, by = [label], "by file"
+  own = _guess(table.column_names, CLIENTS)
+  if own not in (None, label) and all(
+    rows_.num_distinct(t[own]) == 1 for t in tables
+  ):
+    left_out.append(own)  # It would tell the model whose each row is.
+    by = f"by file (one {own} each, left out)"
+  return rows_.Rows(
+    folder.name,
+    table.drop_columns(left_out),
+    table[label],
+    pa.chunked_array(list(map(pa.repeat, names, counts)), pa.string()),
+    label,
+    None,
+    by,
+    where,
+    note,
+  )
+
+
+def _names(paths):
+  """Returns the clients' names, which are their files'."""
+  names = [path.stem for path in paths]
+  twice = next((k for k, n in enumerate(names) if n in names[:k]), None)
+  if twice is not None:
+    raise ValueError(
+      f"{paths[twice]}: there is another file of client {names[twice]!r}; each"
+      " must have one"
+    )
+  return names
+
+
+def _stacked(paths, tables):
+  """Returns the rows of all files, which must have the same columns."""
+  first = tables[0].column_names
+  for path, table in zip(paths, tables, strict=True):
     astray = set(table.column_names) ^ set(first)
     if astray:
       column = min(astray)
-      has, lacks = (
-        (path, paths[0])
-        if column in table.column_names
-        else (
-          paths[0],
-          path,
-        )
-      )
+      has, lacks = paths[0], path
+      if column not in first:
+        has, lacks = lacks, has
       raise ValueError(
         f"{lacks}: column {column} is missing; {has.name} has it, and all files"
         " must have the same columns"
       )
   try:
-    table = pa.concat_tables(
-      [t.select(first) for t, _ in opened], promote_options="permissive"
+    return pa.concat_tables(
+      [table.select(first) for table in tables], promote_options="permissive"
     )
   except pa.ArrowException as error:
-    raise _clash(paths, [t for t, _ in opened]) from error
-  stems = [path.stem for path in paths]
-  counts = [t.num_rows for t, _ in opened]
-  ends = [sum(counts[: k + 1]) for k in range(len(counts))]
-
-  def where(column, row):
-    k = next(k for k, end in enumerate(ends) if row < end)
-    return opened[k][1](column, row - ends[k] + counts[k])
-
-  owner = pa.chunked_array(
-    [pa.repeat(pa.scalar(s), n) for s, n in zip(stems, counts, strict=True)],
-    pa.string(),
-  )
-  folder = paths[0].parent
-  label, note = _label(str(folder), table, label, None)
-  return rows_.Rows(
-    folder.name,
-    table.drop_columns([label]),
-    table[label],
-    owner,
-    label,
-    None,
-    "by file",
-    where,
-    note,
-  )
+    raise _clash(paths, tables) from error
 
 
 def of_frame(
@@ -228,7 +247,10 @@ def _open(
   files.require_regular(path)
   if path.suffix.lower() in PARQUET:
     try:
-      table = pq.read_table(path, partitioning=None)
+      with pq.ParquetFile(path) as file:
+        cells = file.metadata.num_rows * file.metadata.num_columns
+        memory.require(f"{path}: its columns", 4 * cells)
+        table = file.read()
       table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
       raise ValueError(

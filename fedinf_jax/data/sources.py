@@ -1,6 +1,7 @@
 """Which kind of file a path is."""
 
 import os
+import pathlib
 from typing import Any
 
 from fedinf_jax.data import arrays
@@ -46,11 +47,13 @@ def _of_folder(folder, client, label, known):
     there = sorted(p for p in folder.iterdir() if p.name[0] != ".")
   except OSError as error:
     raise ValueError(f"{folder}: cannot be read ({error.strerror})") from error
-  tables = [
-    path
-    for path in there
-    if path.suffix.lower() in (*sheets.CSV, *sheets.PARQUET)
-  ]
+  tables = [path for path in there if path.suffix.lower() in sheets.FOLDER]
+  found = images.paths(folder) if any(map(pathlib.Path.is_dir, there)) else []
+  if tables and found:
+    raise ValueError(
+      f"{folder}: holds tables ({tables[0].name}) and images"
+      f" ({found[0].relative_to(folder)}); it must hold one kind"
+    )
   if client is not None and not known:
     raise ValueError(
       f"{folder}: the clients of a folder are its files or folders; client="
@@ -62,7 +65,6 @@ def _of_folder(folder, client, label, known):
     raise ValueError(f"{folder}: label={label} is for files with columns")
   if any(p.suffix == ".json" for p in (*there, *folder.glob("train/*"))):
     return arrays.of_leaf(folder, leaf.paths(folder, "train"))
-  found = images.paths(folder)
   if found:
     return images.of_folder(folder, found)
   problem = "holds nothing that can be read" if there else "is an empty folder"

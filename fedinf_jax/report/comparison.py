@@ -128,10 +128,11 @@ def sentences(
     f" {numbers.fixed(b.summary['loss'], 4)} in B.{_settings(a, b)}",
   ]
   digests = [run.summary["data_digest"] for run in (a, b)]
+  differ = "differ" if all(digests) else "are not known to be the same"
   if digests[0] != digests[1] or not digests[0]:
     lines.append(
-      "The data are not known to be the same: under one id, the runs may have"
-      f" different {noun}s."
+      f"The data of the runs {differ}: under one id, they may have different"
+      f" {noun}s."
     )
   return lines
 
