@@ -47,13 +47,6 @@ _SWEEPS = flags.DEFINE_integer(
 _SEEDS = flags.DEFINE_list(
   "seeds", [], "Repeat with these seeds, for mean and spread."
 )
-# Unless the command line says otherwise: the paper's method, ours with and
-# without uploads, and a pass backwards, which costs one pass per round.
-DEFAULTS = {
-  "estimators": "both,relu,server,adjoint",
-  "adjoint_rounds": 4,
-  "exact_repeats": 1,
-}
 SPREAD = "debug_seeds.json"
 
 
@@ -63,8 +56,7 @@ def main(argv):
   name = launch.config_name()
   folder = pathlib.Path(_WORKDIR.value)
   config = recipes.scaled(_CONFIG.value)
-  given = config_flags.get_override_values(flags.FLAGS["config"])
-  config.update({k: v for k, v in DEFAULTS.items() if k not in given})
+  _set_defaults(config)
   config.corrupt.fraction = _FRACTION.value
   recipes.check_kinds(_KINDS.value)
   kinds = list(dict.fromkeys(_KINDS.value))
@@ -88,6 +80,21 @@ def main(argv):
       _debug(task, kind, place, screen)
     if wanted:
       _show_spread(places, folder, screen)
+
+
+def _set_defaults(config):
+  """Sets what the command line has not: whose scores are compared."""
+  given = config_flags.get_override_values(flags.FLAGS["config"])
+  wanted = {
+    # The paper's method, ours with and without uploads, and backwards.
+    "estimators": "both,relu,server,adjoint"
+    if config.server_examples
+    else "both,relu,adjoint",
+    "adjoint_rounds": 4,  # Each costs a pass.
+    "exact_repeats": 1,
+  }
+  with config.unlocked():
+    config.update({k: v for k, v in wanted.items() if k not in given})
 
 
 def _debug(task, kind, place, screen):
