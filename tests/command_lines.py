@@ -14,7 +14,10 @@ import sys
 import tempfile
 import warnings
 
-import fedinf_jax as fedinf_jax  # Once for all copies.
+# Once for all copies; neither defines a flag.
+from ml_collections import config_flags as config_flags
+
+from fedinf_jax.command import main as main
 
 
 def parse(line):

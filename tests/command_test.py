@@ -91,6 +91,7 @@ BAD = {
   ("run", "--estimators=booth"): "'booth' is unknown; there are basic",
   ("run", "--out="): "--out: '' must be a path",
   ("plan", "--params=big"): "'big' must be numbers of at least 1",
+  ("plan", "--clients=x", "--params=1e3"): "--params is for plans without",
   ("report",): "DIR must be given",
 }
 
@@ -161,7 +162,7 @@ def test_hostile_clients_are_one_line(csv, start, tmp_path):
   latin = tmp_path / "latin.csv"
   latin.write_bytes(csv.read_bytes().replace(b"tal 03", b"t\xe4l 03", 1))
   cases = {
-    "single.csv": ([header, *lines[:: hospitals.ROWS]], "example"),
+    "single.csv": ([header, *lines[:: hospitals.ROWS]], "--test=PATH"),
     "class.csv": ([header, *(s for s in lines if "ill" in s)], "class"),
     "none.csv": ([header], "none.csv"),
     "empty": (None, "empty: is an empty folder"),
@@ -293,6 +294,32 @@ def test_flags_are_obeyed(csv, tmp_path):
   np.testing.assert_array_equal(task.owners.counts, 12 * [2])
   for words in ("mine.py:net, 7 rounds of 3", "0.25 (momentum)", "top:4"):
     assert words in made.line
+
+
+def test_test_rows_of_strangers_are_nobody_s(csv, tmp_path):
+  # One of the clients is called nobody.
+  text = csv.read_text().replace(hospitals.NAMES[3], "nobody")
+  clients = tmp_path / "clients.csv"
+  clients.write_text(text)
+  lines = text.splitlines()
+  some = [*lines[1 :: hospitals.ROWS], *lines[2:5]]
+  test = tmp_path / "test.csv"
+  renamed = [line.replace(hospitals.NAMES[0], "stranger") for line in some]
+  test.write_text("\n".join([lines[0], *renamed]) + "\n")
+  task = prepared(
+    f"--clients={clients}", f"--test={test}", "--learning-rate=0.1"
+  ).task
+  own = dict(zip(task.owners.client.tolist(), task.owners.counts, strict=True))
+  assert own == {-1: 4} | dict.fromkeys(range(1, 12), 1)
+
+
+def test_targets_of_images_are_a_linear_model_s(rows, tmp_path):
+  images = np.zeros((240, 8, 8), np.uint8)
+  names = np.repeat(hospitals.NAMES, hospitals.ROWS)
+  path = tmp_path / "targets.npz"
+  np.savez(path, x=images, y=rows[0][..., 0].ravel() / 7, client=names)
+  task = prepared(f"--clients={path}", "--learning-rate=0.1").task
+  assert task.recipe["model"] == {"kind": "logreg"}
 
 
 def test_a_server_has_its_part_of_the_held_out_rows(csv):

@@ -108,6 +108,19 @@ def one_hurts(folder):
   edit_influence(folder, change)
 
 
+def one_is_selfish(folder, others=-0.2):
+  """One client helps itself, and nobody else matters to the others."""
+  workdirs.write(folder, clients=6)
+
+  def change(row):
+    own = row["client_id"] == "f_0003"
+    fil = {"fil": 0.5, "fil_own": 3.0, "fil_others": others}
+    fil = {f"{k}_exact": str(v if own else 0.01) for k, v in fil.items()}
+    return row | fil | {"effect_exact": "cannot tell"}
+
+  edit_influence(folder, change)
+
+
 def nobody_for_sure(folder):
   workdirs.write(folder, clients=12)
   edit_influence(folder, lambda row: row | {"effect_exact": "cannot tell"})
@@ -257,6 +270,35 @@ def test_one_client_that_hurts_for_sure_is_the_headline(tmp_path):
     " of the same kind (5 % false discoveries).",
   ]
   assert said.advice[0] == "Next, inspect the data of f_0003: it hurts."
+
+
+def test_one_that_helps_its_own_rows_only_is_named(tmp_path):
+  one_is_selfish(tmp_path)
+  found, said = sentences.write(workdir.read(tmp_path))
+  assert found.selfish == 3 and found.hurts == ()
+  assert said.headline[-1] == (
+    "But client f_0003 helps its own test examples only, and hurts all others'"
+    " the most: without it their loss would fall by 0.20, and its own rise by"
+    " 3.0."
+  )
+  assert said.advice[0].startswith("Next, inspect the data of f_0003: wrong")
+
+
+@pytest.mark.parametrize("others", [-0.015, 0.2])
+def test_one_that_does_not_stand_out_is_not(others, tmp_path):
+  one_is_selfish(tmp_path, others)
+  found, said = sentences.write(workdir.read(tmp_path))
+  assert found.selfish is None
+  assert not any("its own test examples" in line for line in said.lines())
+
+
+def test_a_run_of_the_command_is_replayed_by_it(tmp_path):
+  none_replayed(tmp_path)
+  about = lambda a: a["config"].update(written_by="fedinf run")
+  edit_json(tmp_path, "config.json", about)
+  _, said = sentences.write(workdir.read(tmp_path))
+  (line,) = (s for s in said.advice if s.startswith("To be sure"))
+  assert ": fedinf run --exact=top:" in line and " --out=runs/" in line
 
 
 def test_what_is_only_likely_is_not_said_for_sure(tmp_path):

@@ -28,9 +28,10 @@ MOST_OF_OTHERS = 0.1
 AFFORDABLE = 1e12  # operations of retraining without everybody: a minute or so
 
 
-def model(data: federated.FederatedData) -> str:
-  """Returns the kind of model for the shape of the examples."""
-  return "cnn" if is_images(data) else "logreg"
+def model(data: federated.FederatedData, task: str) -> str:
+  """Returns the kind of model for a task and the shape of the examples."""
+  is_cnn = task == "classification" and is_images(data)
+  return "cnn" if is_cnn else "logreg"
 
 
 def is_images(data: federated.FederatedData) -> bool:
@@ -39,13 +40,14 @@ def is_images(data: federated.FederatedData) -> bool:
   return len(shape) == 3 and min(shape[:2]) >= 8
 
 
-def training(values: dict[str, Any], data, batches: int) -> dict[str, Any]:
+def training(
+  values: dict[str, Any], data: federated.FederatedData
+) -> dict[str, Any]:
   """Returns cohort, rounds and so on: as they are given, or chosen.
 
   Args:
     values: flags by name, None where not given.
     data: the clients.
-    batches: examples of the largest client.
   """
   clients = data.num_clients
   cohort = values["cohort"] or min(10, max(2, math.ceil(clients / 2)), clients)
@@ -55,7 +57,7 @@ def training(values: dict[str, Any], data, batches: int) -> dict[str, Any]:
   rounds = min(300, max(50, math.ceil(20 * clients / cohort)))
   batch = values["batch_size"]
   if batch is None:
-    batch = BATCH if batches > LARGE else 0
+    batch = BATCH if data.num_examples.max() > LARGE else 0
   return {
     "rounds": values["rounds"] or rounds,
     "cohort_size": cohort,

@@ -88,6 +88,10 @@ def draw(values: dict[str, Any]):
 def plan(values: dict[str, Any]):
   """Says what a run takes, on a user's clients or on some made up."""
   screen = progress.console()
+  made_up = [f for f in ("num_clients", "params") if values[f] is not None]
+  if made_up and values["clients"] is not None:
+    flag = made_up[0].replace("_", "-")
+    raise ValueError(f"--{flag} is for plans without --clients")
   if values["clients"] is None:
     like = planning.Machine(
       removals=1,

@@ -54,7 +54,7 @@ def prepare(values: dict[str, Any], name: str) -> Own:
     label=values["label"],
     task=values["task"],
   )
-  kind = values["model"] or choices.model(reading.data)
+  kind = values["model"] or choices.model(reading.data, reading.task)
   train, held_out = _parts(reading, values["test"], values["seed"])
   if kind in ("logreg", "mlp"):
     train, held_out = _flat(train), _flat(held_out)
@@ -107,18 +107,22 @@ def check(values: dict[str, Any]):
 def _parts(reading, test, seed):
   """Returns what is trained on, and what is held out."""
   if test is None:
+    if reading.data.num_examples.max() < 2:
+      raise ValueError(
+        "every client has one row, so that none can be held out; give test data"
+        " by --test=PATH"
+      )
     return reading.data.split(choices.TRAIN, seed)
   x, y, owners = reading.encode(test)
   if owners is None:
     return reading.data, recipes.unowned(x, y)
-  nobody = object()  # No client has such an id.
+  nobody = recipes.NOBODY
+  while nobody in reading.data.ids:
+    nobody += "'"
   rows: dict[Any, list[int]] = {}
   for row, owner in enumerate(owners):
     rows.setdefault(nobody if owner is None else owner, []).append(row)
-  clients = {
-    recipes.NOBODY if owner is nobody else owner: (x[some], y[some])
-    for owner, some in rows.items()
-  }
+  clients = {owner: (x[some], y[some]) for owner, some in rows.items()}
   return reading.data, federated.FederatedData.from_clients(
     clients, num_classes=reading.data.num_classes
   )
@@ -189,9 +193,7 @@ def _config(values, kind, model, train, num_held_out):
   config.seed, optimizer = values["seed"], values["optimizer"]
   config.data = {"kind": keys.OWN}
   config.model = {"kind": kind}
-  config.fed = ml_collections.ConfigDict(
-    choices.training(values, train, int(train.num_examples.max()))
-  )
+  config.fed = ml_collections.ConfigDict(choices.training(values, train))
   rate = values["learning_rate"]
   if rate is None:
     rate = choices.learning_rate(kind, model, train, optimizer, config.seed)

@@ -46,6 +46,14 @@ def client_app(
     load: context -> (x [n_k, ...], y [n_k, ...]), the client's own examples.
     max_examples: of the largest client.
     seed: of draws.
+
+  Examples:
+    >>> load = lambda context: data.client(context.node_config["partition-id"])
+    >>> made = flower.client_app(
+    ...   model, fed, ours, run.params, load, max_examples=20
+    ... )
+    >>> type(made).__name__
+    'ClientApp'
   """
   setup = federation.setup(model, fed, estimators, params, max_examples)
   like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params)

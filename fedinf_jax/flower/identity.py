@@ -30,6 +30,13 @@ def client_id(context: app.Context) -> str:
   The operator's, `--node-config 'client-id="hospital-3"'`, which also survives
   a restart of the SuperNode. Else one that is drawn once and kept in the
   context's state.
+
+  Examples:
+    >>> from flwr import app
+    >>> config = {"client-id": "hospital-3"}
+    >>> context = app.Context(1, 2, config, app.RecordDict(), {})
+    >>> flower.client_id(context)
+    'hospital-3'
   """
   given = context.node_config.get(records.CLIENT_ID)
   if given is not None:
@@ -42,7 +49,12 @@ def client_id(context: app.Context) -> str:
 
 
 def by_node() -> Resolve:
-  """Takes Flower's node ids as they are: who comes back is somebody new."""
+  """Takes Flower's node ids as they are: who comes back is somebody new.
+
+  Examples:
+    >>> flower.by_node()(None, [7, 8], 1.0)
+    ({7: '7', 8: '8'}, [])
+  """
   return mapped(str)
 
 
@@ -51,6 +63,10 @@ def mapped(ids: Mapping[int, str] | Callable[[int], str | None]) -> Resolve:
 
   Args:
     ids: of node ids, a mapping or a function; None: the node takes no part.
+
+  Examples:
+    >>> flower.mapped({7: "hospital-3"})(None, [7], 1.0)
+    ({7: 'hospital-3'}, [])
   """
   of = ids if callable(ids) else ids.get
 
@@ -69,6 +85,10 @@ def asked() -> Resolve:
       @app.query("identity")
       def identity(message, context):
         return flower.identity.reply(message, context)
+
+  Examples:
+    >>> flower.asked()(None, [], 1.0)  # Of a grid, its nodes and a timeout.
+    ({}, [])
   """
 
   def resolve(grid, nodes, timeout):

@@ -42,6 +42,16 @@ class InfluenceStrategy(strategies.Strategy):
   What clients are asked for follows from the estimators; see
   `server.rounds.server`. With `fi.server_side` alone they may be any Flower
   clients that answer `train` with a model and `num-examples`.
+
+  Examples:
+    >>> from flwr.serverapp.strategy import FedAvg
+    >>> silent = {"silent": fi.presets.nothing_uploaded(num_samples=10)}
+    >>> strategy = flower.InfluenceStrategy(
+    ...   FedAvg(fraction_evaluate=0.0), model, fed, silent, run.params,
+    ...   test=test, server_data=test, max_examples=20,
+    ... )
+    >>> strategy.table().ids  # Nobody yet; then .start(grid).
+    ()
   """
 
   def __init__(

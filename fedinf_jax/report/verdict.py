@@ -12,6 +12,7 @@ import numpy as np
 from fedinf_jax.running import workdir
 
 EXTREMES = 5  # Clients named at either end.
+STANDS_OUT = 2.0  # so many times the next one
 
 
 class Grade(NamedTuple):
@@ -98,15 +99,17 @@ def verdict(contents: workdir.Contents) -> Verdict:
 
 
 def _selfish(contents, by, fil):
-  """Returns who moves others' loss the most, and to the worse, yet helps.
+  """Returns who raises others' loss more than anybody moves it, yet helps.
 
   A client with wrong labels, and as wrong ones among the test rows, is one.
   """
   others = contents.columns.get(f"fil_others_{by}")
-  if others is None or not np.isfinite(others).any():
+  if others is None or len(others) < 2:
     return None
-  k = int(np.nanargmax(np.abs(others)))
-  return k if others[k] < 0 < fil[k] else None
+  size = np.where(np.isfinite(others), np.abs(others), 0.0)
+  *_, second, k = map(int, np.argsort(size, kind="stable"))
+  stands_out = size[k] >= STANDS_OUT * size[second]
+  return k if stands_out and others[k] < 0 < fil[k] else None
 
 
 def column(contents: workdir.Contents, field: str, k: int, by: str) -> float:
