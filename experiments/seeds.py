@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 from rich import table as rich_table
-from scipy import stats
+import scipy
 
 from fedinf_jax.report import remedies
 from fedinf_jax.running import workdir
@@ -69,7 +69,7 @@ def clients(runs: list[workdir.Contents]) -> str:
       std = fil.std(0, ddof=1)
     with np.errstate(divide="ignore", invalid="ignore"):
       size = np.abs(mean) / (std / np.sqrt(len(runs)))
-    p = 2 * stats.t.sf(size, max(1, len(runs) - 1))
+    p = 2 * scipy.stats.t.sf(size, max(1, len(runs) - 1))
     effect = intervals.effects(mean, p).tolist()
     words = [tables.EFFECTS[e] for e in effect]
     known = np.isfinite(mean) & np.isfinite(std)

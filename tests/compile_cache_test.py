@@ -12,10 +12,12 @@ def no_cache(monkeypatch, tmp_path):
   """JAX as it starts, and a user whose cache is a folder of the test."""
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
   monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-  before = jax.config.jax_compilation_cache_dir
+  names = "compilation_cache_dir", "persistent_cache_min_compile_time_secs"
+  before = {f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in names}
   jax.config.update("jax_compilation_cache_dir", None)
   yield
-  jax.config.update("jax_compilation_cache_dir", before)
+  for name, value in before.items():
+    jax.config.update(name, value)
 
 
 def test_programs_are_kept_in_the_users_cache(tmp_path):

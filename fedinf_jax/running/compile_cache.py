@@ -20,6 +20,8 @@ def keep():
     return
   if os.access(folder, os.W_OK | os.X_OK):
     jax.config.update("jax_compilation_cache_dir", str(folder))
+    # Small programs, too: there are dozens, and together they take a second.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def default_folder() -> pathlib.Path:
