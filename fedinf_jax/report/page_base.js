@@ -141,6 +141,20 @@ function mark(k) {
   markers.forEach((show) => show(k));
 }
 
+function markRows() {
+  $("table").onpointerover = (event) => {
+    const row = event.target.closest("tbody tr");
+    mark(row ? Number(row.dataset.k) : null);
+  };
+  $("table").onpointerleave = () => mark(null);
+  markers.push((k) => {
+    document.querySelectorAll("tr.marked").forEach((row) =>
+      row.classList.remove("marked"));
+    const row = k === null ? null : document.querySelector(`tr[data-k="${k}"]`);
+    if (row) row.classList.add("marked");
+  });
+}
+
 // What is drawn is drawn again when its room or the colours change.
 const pictures = [];
 function drawn(host, paint) {

@@ -103,17 +103,7 @@ $("changed").onchange = () => changed("changed", $("changed").checked);
 $("by").onchange = () => changed("by", Number($("by").value));
 $("more").onclick = () => changed("all", true);
 
-$("table").onpointerover = (event) => {
-  const row = event.target.closest("tbody tr");
-  mark(row ? Number(row.dataset.k) : null);
-};
-$("table").onpointerleave = () => mark(null);
-markers.push((k) => {
-  document.querySelectorAll("tr.marked").forEach((row) =>
-    row.classList.remove("marked"));
-  const row = k === null ? null : document.querySelector(`tr[data-k="${k}"]`);
-  if (row) row.classList.add("marked");
-});
+markRows();
 
 // A dot leads to its client in the table.
 function route() {

@@ -168,17 +168,7 @@ function changed(key, value) {
   remember();
 }
 
-$("table").onpointerover = (event) => {
-  const row = event.target.closest("tbody tr");
-  mark(row ? Number(row.dataset.k) : null);
-};
-$("table").onpointerleave = () => mark(null);
-markers.push((k) => {
-  document.querySelectorAll("tr.marked").forEach((row) =>
-    row.classList.remove("marked"));
-  const row = k === null ? null : document.querySelector(`tr[data-k="${k}"]`);
-  if (row) row.classList.add("marked");
-});
+markRows();
 
 // Where a link leads: to a card, to a view of the table, or to a heading.
 function route() {
