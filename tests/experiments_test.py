@@ -294,7 +294,7 @@ def test_debugging_finds_planted_label_flippers(enable_x32, tmp_path):
   contents = workdir.read(tmp_path / "w")
   said = remedies.debugged(contents)
   assert said[0].startswith("Debugging helped: of 5 bad clients (flip_labels)")
-  assert said[1].startswith("No simpler score wins: ")
+  assert said[1].startswith("A simpler score does as well: ")
   summary = json.loads((tmp_path / "w" / "summary.json").read_text())
   page = (tmp_path / "w" / "report.html").read_text()
   for line in said:
