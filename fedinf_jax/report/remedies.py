@@ -68,7 +68,10 @@ def winner(
   Returns:
     One sentence; None where there is nothing to compare.
   """
-  known = {name: value for name, value in aurocs.items() if value is not None}
+  # To two digits, as they are shown: nobody wins by less.
+  known = {
+    n: round(value, 2) for n, value in aurocs.items() if value is not None
+  }
   exact = known.pop(EXACT, None)
   estimates = [name for name in known if name.startswith("fil_")]
   others = [name for name in known if name not in estimates]
@@ -96,7 +99,7 @@ def winner(
     verdict = "A simpler score wins"
   elif beaten and beaten != [EXACT]:
     verdict = "A simpler score wins over every estimate of influence"
-  elif shown(simple) == shown(best):  # To two digits, as it is shown.
+  elif known[simple] == known[best]:
     verdict = "A simpler score does as well"
   beside = [f"{titled(name)} has {shown(name)}" for name in rivals]
   return (
