@@ -5,9 +5,22 @@ import pathlib
 import subprocess
 import sys
 
+from fedinf_jax import recipes
+from fedinf_jax.recipes import quickstart
+
 ROOT = pathlib.Path(__file__).parent.parent
 # The smallest run of everything: 20 clients, 10 rounds.
 SMALL = ("--config.scale=0.1", "--config.estimators=both")
+
+
+def small(**changes):
+  """Returns the recipe of that run."""
+  config = quickstart.get_config()
+  config.scale = 0.1
+  config = recipes.scaled(config)
+  config.mesh = "none"
+  config.update_from_flattened_dict(changes)
+  return config
 
 
 def command(binary, *arguments):

@@ -230,6 +230,20 @@ document.querySelectorAll(".copy").forEach((button) => {
 // Tables: the order of ids, and CSV.
 const collator = new Intl.Collator("en", {numeric: true});
 
+// Clients in the order of a column: "own" upwards, "-own" downwards.
+function sorted(list, columns, by) {
+  const down = by[0] === "-", key = by.replace(/^-/, "");
+  const of = columns.find((c) => c[0] === key)[2];
+  const sought = new Map(list.map((k) => [k, of(k)]));
+  return list.sort((a, b) => {
+    const x = sought.get(a), y = sought.get(b);
+    // Clients without a number come last either way.
+    if (x === null || y === null) return (x === null) - (y === null) || a - b;
+    const order = typeof x === "string" ? collator.compare(x, y) : x - y;
+    return (down ? -order : order) || a - b;
+  });
+}
+
 function csvCell(value) {
   if (value === null || value === undefined) return "";
   let text = String(value);

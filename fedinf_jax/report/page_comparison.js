@@ -40,19 +40,10 @@ function tableHead() {
 }
 
 function ordered() {
-  const down = view.sort[0] === "-", key = view.sort.replace(/^-/, "");
-  const of = COLUMNS.find((c) => c[0] === key)[2];
   const part = view.find.trim().toLowerCase();
   const list = data.ids.map((id, k) => k).filter((k) =>
     data.ids[k].toLowerCase().includes(part) && (!view.changed || moved(k)));
-  const sought = new Map(list.map((k) => [k, of(k)]));
-  return list.sort((a, b) => {
-    const x = sought.get(a), y = sought.get(b);
-    // Clients without a number come last either way.
-    if (x === null || y === null) return (x === null) - (y === null) || a - b;
-    const order = typeof x === "string" ? collator.compare(x, y) : x - y;
-    return (down ? -order : order) || a - b;
-  });
+  return sorted(list, COLUMNS, view.sort);
 }
 
 function tableUpdate() {
